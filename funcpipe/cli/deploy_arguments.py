@@ -33,7 +33,12 @@ def add_deploy(verbs: Any) -> None:
         default=[],
         help="let functions read the objects of a bucket, or those below a prefix, and nothing else; can be repeated",
     )
-    verb.add_argument("--repository", metavar="NAME", help="aliyun: the repository that the image is pushed to")
+    verb.add_argument("--repository", metavar="NAME", help="aliyun: the repository that the image goes to")
+    verb.add_argument(
+        "--registry-instance",
+        metavar="ID",
+        help="aliyun: the instance of a repository of the Enterprise Edition, cri-…",
+    )
     verb.add_argument("--spec", metavar="FILE", help="aliyun: the platform specification that sizes come from")
     verb.add_argument(
         "--keep-days",

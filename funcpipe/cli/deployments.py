@@ -153,12 +153,16 @@ class Aliyun:
         return Deployer(Account(region=options.region), say=say)
 
     def _shape(self, options: argparse.Namespace) -> Any:
+        from funcpipe.platforms.aliyun.names import check_registry
         from funcpipe.platforms.aliyun.template import shape_of
 
         if options.repository is None:
             raise InputError(
-                "say with --repository where the image goes, such as registry.REGION.aliyuncs.com/YOU/NAME"
+                "say with --repository where the image goes: the public address that Container Registry shows of a "
+                "repository in the functions' region, such as crpi-ID.REGION.personal.cr.aliyuncs.com/YOU/NAME"
             )
+        if options.region:
+            check_registry(options.repository, options.region, options.registry_instance)
         spec = load_spec(options.spec or self.spec)
         sizes, watchdog = _sizes(options), not options.no_watchdog
         data = tuple(map(data_bucket, options.data_bucket))
@@ -170,6 +174,7 @@ class Aliyun:
             watchdog=watchdog,
             data=data,
             keep_days=options.keep_days,
+            registry_instance=options.registry_instance,
         )
 
 

@@ -87,7 +87,7 @@ def open_session(
 
         def functions() -> Platform:
             if is_deployment(platform):
-                return open_deployment(platform, meter=meter)
+                return open_deployment(platform, meter=meter, known=settings.prices)
             if is_ray(platform):
                 return stack.enter_context(open_ray(platform))
             return stack.enter_context(open_local(imposed, silent=silent))

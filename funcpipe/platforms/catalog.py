@@ -228,12 +228,13 @@ def open_platform(url: str, *, meter: RequestMeter | None = None) -> Platform:
     return LocalPlatform(url)
 
 
-def open_deployment(url: str, *, meter: RequestMeter | None = None) -> Deployment:
+def open_deployment(url: str, *, meter: RequestMeter | None = None, known: PlatformSpec | None = None) -> Deployment:
     """What `funcpipe deploy` made: `aws-lambda://NAME?region=…` or `aliyun-fc://NAME?region=…`.
 
     A bare scheme stands for the name funcpipe in the environment's region. An `endpoint` in a URL of Alibaba Cloud
     stands for all its services; for AWS the environment's AWS_ENDPOINT_URL does. A `domain` there is a custom domain of
     the bucket, by which clients reach it. `meter` counts what it asks of its bucket to watch and stop functions.
+    Function Compute does not tell how many functions an account may run at once: `known` may.
     """
     parts, options = url_parts("platform", url if "://" in url else f"{url}://funcpipe")
     match parts.scheme:
@@ -252,6 +253,7 @@ def open_deployment(url: str, *, meter: RequestMeter | None = None) -> Deploymen
 
             domain, account = options.pop("domain", None), aliyun.Account(**options)
             spec = priced_in(load_spec(parts.scheme), account.region)
+            spec = spec if known is None else replace(spec, max_functions=known.max_functions)
             return AliyunPlatform(spec, account, deployment=parts.netloc, domain=domain)
         case _:
             raise InvalidValue(

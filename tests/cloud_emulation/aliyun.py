@@ -116,8 +116,14 @@ class AliyunCloud(ThreadingHTTPServer):
         return started
 
     def refused_image(self, function: Mapping[str, Any]) -> str | None:
-        """Why the function's role cannot get its image, which happens before an instance is initialised."""
-        return self.ram.missing_to_pull(function["role"], function["customContainerConfig"]["image"], self.region)
+        """Why the function's role cannot get its image, which happens before an instance is initialised.
+
+        One of the Enterprise Edition is asked of the instance that is named beside it, and of none otherwise.
+        """
+        config = function["customContainerConfig"]
+        if re.match(r"[^/.]+\.[^/.]+\.cr\.aliyuncs\.com/", config["image"]) and not config.get("acrInstanceId"):
+            return "an image of the Enterprise Edition needs acrInstanceId"
+        return self.ram.missing_to_pull(function["role"], config["image"], self.region)
 
     def quota_page(self, limit: int, after: str) -> dict[str, Any]:
         """The functions' own quotas, not more than ten at once, behind the function that the token names."""

@@ -117,7 +117,9 @@ class Account:
     @cached_property
     def functions(self) -> Any:
         """The client of Function Compute."""
-        return FunctionClient(self._config(self._host or None))
+        client = FunctionClient(self._config(self._host or None))
+        client._endpoint = client._endpoint.strip()  # in the SDK's table there is a tab behind that of ap-southeast-5
+        return client
 
     def call(self, service: str, action: str, version: str, query: Mapping[str, str]) -> Mapping[str, Any]:
         """One call of a service whose SDK is not needed for more: its answer."""

@@ -17,6 +17,7 @@ from funcpipe.platforms.aliyun.log_service import LogService
 from funcpipe.platforms.aliyun.names import (
     WATCHDOG,
     bucket_name,
+    check_registry,
     oss_endpoint,
     platform_url,
     role_name,
@@ -86,6 +87,7 @@ class Deployer:
     def deploy(self, shape: Shape, package: Package) -> Deployed:
         """Create or update what `shape` needs; what is up to date is left alone."""
         account = self._account
+        check_registry(shape.repository, account.region, shape.registry_instance)
         bucket = bucket_name(shape.name, account.number, account.region)
         self._say(f"account {account.number}, region {account.region}, bucket {bucket}")
         if self._bucket(bucket).ensure(template.expiry_rules(shape)):

@@ -190,11 +190,12 @@ class AliyunPlatform:
         yield Capacity(
             needed=needed.total(),
             allowed=max(left, 0),
-            limit=f"an account has {self._spec.max_functions} instances in {self._region}"
-            + (f", of which its functions' quotas leave {left} to others" if quotas else ""),
+            limit=f"an account has {self._spec.max_functions} instances in {self._region}, as far as the specification "
+            "knows" + (f", of which its functions' quotas leave {left} to others" if quotas else ""),
             fewer="plan with --max-functions",
             more=lambda wanted: (
-                f"request {wanted + sum(quotas.values())} instances in the Quota Center, and say so with --spec"
+                f"look in the Quota Center, under General Quotas: request {wanted + sum(quotas.values())} there if it "
+                "shows fewer, and say what it shows with --spec"
             ),
         )
 

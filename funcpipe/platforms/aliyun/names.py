@@ -1,5 +1,8 @@
-"""What the parts of a deployment on Alibaba Cloud are called."""
+"""What the parts of a deployment on Alibaba Cloud are called, and where the repository of its image lies."""
 
+from funcpipe.errors import InvalidValue
+
+_CLOUD, _PERSONAL, _ENTERPRISE = ".aliyuncs.com", ".personal.cr.aliyuncs.com", ".cr.aliyuncs.com"
 WATCHDOG = "-watchdog"
 """How the name of the function ends that looks after detached runs."""
 
@@ -53,3 +56,26 @@ def storage_by_domain(bucket: str, region: str, domain: str) -> str:
 def oss_endpoint(region: str, *, internal: bool) -> str:
     """The endpoint of OSS in a region."""
     return f"https://oss-{region}{'-internal' if internal else ''}.aliyuncs.com"
+
+
+def check_registry(repository: str, region: str, instance: str | None) -> None:
+    """Raise InvalidValue for a repository of another region than the functions', or whose `instance` must be named.
+
+    Addresses are crpi-ID.REGION.personal.cr.aliyuncs.com, of instances made before 2024-09 registry.REGION.aliyuncs.com
+    or registry-intl.REGION.aliyuncs.com, and of the Enterprise Edition NAME-registry.REGION.cr.aliyuncs.com
+    (alibabacloud.com/help/en/acr, 2026-03). Custom domains say nothing. Images are of the functions' region and account
+    (alibabacloud.com/help/en/functioncompute, Create a Custom Container function, 2026-03), and those of the Enterprise
+    Edition need the ID of their instance (CustomContainerConfig of the API of 2023-03-30, 2026-06).
+    """
+    host = repository.partition("/")[0]
+    if not host.endswith(_CLOUD):
+        return
+    place = host.split(".")[1]
+    if place != region:
+        rule = f"must lie in {region}, where the functions are, not in {place}: make one there in Container Registry"
+        raise InvalidValue("repository", repository, rule)
+    if host.endswith(_ENTERPRISE) and not host.endswith(_PERSONAL) and instance is None:
+        rule = (
+            "is of the Enterprise Edition: name its instance, as the console shows it, with --registry-instance cri-…"
+        )
+        raise InvalidValue("repository", repository, rule)

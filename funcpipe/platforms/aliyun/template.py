@@ -24,6 +24,9 @@ LOG_DAYS = 14
 _MOST_LIFETIME_S = 86_400
 _QUEUED_S = 300  # a task that could not start by then is given up
 _MOST_VCPU, _MOST_MEMORY_MB, _MEMORY_STEP_MB = 16.0, 32_768, 64
+_MEMORY_RULE = (
+    f"must be 128 to {_MOST_MEMORY_MB} MB, the most of functions without a GPU, in steps of {_MEMORY_STEP_MB}"
+)
 _VCPU_STEP = 0.05
 _WATCHDOG_VCPU, _WATCHDOG_MB = 0.25, 256
 _WATCHDOG_S = 240  # several times what it takes until a silent function counts as lost
@@ -42,7 +45,7 @@ class Shape:
     """A deployment: its name, the sizes of its functions, the repository of their image (without a tag).
 
     With a `watchdog`, detached runs are looked after every minute. Functions may read `data`. Objects of runs expire
-    `keep_days` days after they were written.
+    `keep_days` days after they were written. A repository of the Enterprise Edition lies in `registry_instance`.
     """
 
     name: str
@@ -52,6 +55,7 @@ class Shape:
     watchdog: bool = True
     data: tuple[DataBucket, ...] = ()
     keep_days: int = KEEP_DAYS
+    registry_instance: str | None = None
 
     def __post_init__(self) -> None:
         checks.whole("keep_days", self.keep_days, LEAST_KEEP_DAYS)
@@ -62,7 +66,7 @@ class Shape:
             raise InvalidValue(
                 "repository",
                 self.repository,
-                "must be a repository without a tag, such as registry-vpc.cn-hangzhou.aliyuncs.com/you/funcpipe",
+                "must be a repository without a tag, such as crpi-ID.REGION.personal.cr.aliyuncs.com/you/funcpipe",
             )
         if not 1 <= self.lifetime_s <= _MOST_LIFETIME_S:
             raise InvalidValue("lifetime_s", self.lifetime_s, "must be positive, and tasks run 24 hours at most")
@@ -79,10 +83,18 @@ def shape_of(
     watchdog: bool = True,
     data: tuple[DataBucket, ...] = (),
     keep_days: int = KEEP_DAYS,
+    registry_instance: str | None = None,
 ) -> Shape:
     """The deployment of the sizes of `spec` with these names."""
-    found = tuple(spec.size(size) for size in sizes)
-    return Shape(name=name, sizes=found, repository=repository, watchdog=watchdog, data=data, keep_days=keep_days)
+    return Shape(
+        name=name,
+        sizes=tuple(spec.size(size) for size in sizes),
+        repository=repository,
+        watchdog=watchdog,
+        data=data,
+        keep_days=keep_days,
+        registry_instance=registry_instance,
+    )
 
 
 def container_package(extra: tuple[str, ...] = ()) -> Package:
@@ -98,7 +110,7 @@ def function_properties(
     Its Initializer hook is a request to the container, `/initialize`; the hook's handler, the API's example, is unused.
     """
     return {
-        **_container(image, role, logs, secret),
+        **_container(shape, image, role, logs, secret),
         "functionName": function_name(shape.name, size.name),
         "cpu": size.vcpu,
         "memorySize": size.memory_mb,
@@ -110,7 +122,7 @@ def function_properties(
 def watchdog_properties(shape: Shape, *, image: str, role: str, logs: Node | str, secret: str) -> Node:
     """The function that looks after detached runs, as the API takes it: small, without the hook that loads torch."""
     return {
-        **_container(image, role, logs, secret),
+        **_container(shape, image, role, logs, secret),
         "functionName": watchdog_name(shape.name),
         "cpu": _WATCHDOG_VCPU,
         "memorySize": _WATCHDOG_MB,
@@ -118,8 +130,9 @@ def watchdog_properties(shape: Shape, *, image: str, role: str, logs: Node | str
     }
 
 
-def _container(image: str, role: str, logs: Node | str, secret: str) -> Node:
+def _container(shape: Shape, image: str, role: str, logs: Node | str, secret: str) -> Node:
     """What all functions have in common."""
+    instance = {} if shape.registry_instance is None else {"acrInstanceId": shape.registry_instance}
     return {
         "runtime": "custom-container",
         "handler": "not-used",
@@ -128,7 +141,7 @@ def _container(image: str, role: str, logs: Node | str, secret: str) -> Node:
         "internetAccess": True,
         "role": role,
         "logConfig": logs,
-        "customContainerConfig": {"image": image, "port": PORT},
+        "customContainerConfig": {"image": image, "port": PORT, **instance},
         "environmentVariables": {SECRET: secret},
     }
 
@@ -274,7 +287,7 @@ def _check(size: FunctionSize) -> None:
     ratio = size.memory_mb / 1024 / size.vcpu
     steps = size.vcpu / _VCPU_STEP
     if size.memory_mb % _MEMORY_STEP_MB or not 128 <= size.memory_mb <= _MOST_MEMORY_MB:
-        raise InvalidValue("memory", size.memory_mb, f"must be 128 to {_MOST_MEMORY_MB} MB in steps of 64")
+        raise InvalidValue("memory", size.memory_mb, _MEMORY_RULE)
     if abs(steps - round(steps)) > 1e-6 or not _VCPU_STEP <= size.vcpu <= _MOST_VCPU:
         raise InvalidValue("vcpu", size.vcpu, f"must be 0.05 to {_MOST_VCPU:g} in steps of 0.05")
     if not 1 <= ratio <= 4:

@@ -1,10 +1,12 @@
 """What answers of Alibaba Cloud are to funcpipe: to be tried again, to be mended by the caller, or neither."""
 
+import re
+
 import pytest
 from alibabacloud_tea_openapi.exceptions import AlibabaCloudException
 
 from funcpipe.errors import FuncPipeError, PlatformBusy, PlatformError, PlatformRefused
-from funcpipe.platforms.aliyun.account import explained
+from funcpipe.platforms.aliyun.account import Account, explained
 
 ANSWERS = [
     (429, "ResourceExhausted", PlatformBusy, ""),
@@ -36,3 +38,14 @@ def test_an_answer_tells_whether_to_try_again(status: int, code: str, kind: type
     assert type(told.value) is kind
     assert str(told.value).startswith(f"invoking f: {code}: why")
     assert words in str(told.value)
+
+
+def test_every_region_s_endpoint_is_a_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The SDK's table has a tab behind one of them."""
+    for name in ("OSS_ACCESS_KEY_ID", "OSS_ACCESS_KEY_SECRET"):
+        monkeypatch.setenv(name, "test")
+    regions = Account(region="ap-southeast-5").functions._endpoint_map
+    assert len(regions) > 20
+    endpoints = {region: Account(region=region).functions._endpoint for region in regions}
+    assert endpoints["ap-southeast-5"] == "fcv3.ap-southeast-5.aliyuncs.com"
+    assert {host for host in endpoints.values() if not re.fullmatch(r"[a-z0-9.-]+\.aliyuncs\.com", host)} == set()

@@ -162,6 +162,41 @@ def test_errors_say_what_to_do(
         without.deploy(shape(spec), PACKAGE)
 
 
+@pytest.mark.parametrize(
+    "registry",
+    [
+        "crpi-a1b2c3.cn-other.personal.cr.aliyuncs.com",
+        "crpi-a1b2c3-vpc.cn-other.personal.cr.aliyuncs.com",
+        "mine-registry.cn-other.cr.aliyuncs.com",
+        "registry.cn-other.aliyuncs.com",
+        "registry-intl.cn-other.aliyuncs.com",
+    ],
+)
+def test_a_registry_of_another_region_is_refused_before_anything_is_made(
+    registry: str, deployer: Deployer, cloud: AliyunCloud, oss: OssServer, spec: PlatformSpec
+) -> None:
+    wrong = replace(shape(spec), repository=f"{registry}/you/funcpipe", registry_instance="cri-abc")
+    with pytest.raises(InvalidValue, match=r"must lie in cn-test, where the functions are, not in cn-other"):
+        deployer.deploy(wrong, PACKAGE)
+    assert inventory(cloud, oss) == NOTHING
+
+
+def test_an_image_of_the_enterprise_edition_names_its_instance(
+    deployer: Deployer, cloud: AliyunCloud, oss: OssServer, spec: PlatformSpec
+) -> None:
+    """As Function Compute wants it (CustomContainerConfig.acrInstanceId)."""
+    enterprise = replace(shape(spec), repository="mine-registry.cn-test.cr.aliyuncs.com/you/funcpipe")
+    with pytest.raises(InvalidValue, match=r"Enterprise Edition.*--registry-instance cri-"):
+        deployer.deploy(enterprise, PACKAGE)
+    assert inventory(cloud, oss) == NOTHING
+    deployer.deploy(replace(enterprise, registry_instance="cri-abc"), PACKAGE)
+    assert {f["customContainerConfig"]["acrInstanceId"] for f in cloud.functions.values()} == {"cri-abc"}
+    assert {function["state"] for function in cloud.functions.values()} == {"Active"}
+    personal = replace(shape(spec), repository="crpi-a1b2c3.cn-test.personal.cr.aliyuncs.com/you/funcpipe")
+    deployer.deploy(personal, PACKAGE)
+    assert len(cloud.functions) == 3
+
+
 def test_wrong_credentials_and_regions_are_told(cloud: AliyunCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InvalidValue, match=r"region must be one of .*cn-hangzhou.*, got 'cn-hangzou'"):
         Account(region="cn-hangzou")
@@ -175,7 +210,13 @@ def test_wrong_credentials_and_regions_are_told(cloud: AliyunCloud, monkeypatch:
 
 @pytest.mark.parametrize(
     ("vcpu", "memory_mb", "rule"),
-    [(1, 8192, "1 to 4 GB"), (2, 1024, "1 to 4 GB"), (0.5, 1000, "steps of 64"), (0.33, 1024, "steps of 0.05")],
+    [
+        (1, 8192, "1 to 4 GB"),
+        (16, 65_536, "32768 MB, the most of functions without a GPU"),
+        (2, 1024, "1 to 4 GB"),
+        (0.5, 1000, "steps of 64"),
+        (0.33, 1024, "steps of 0.05"),
+    ],
 )
 def test_sizes_that_the_service_has_not_are_refused(vcpu: float, memory_mb: int, rule: str) -> None:
     with pytest.raises(InvalidValue, match=rule):

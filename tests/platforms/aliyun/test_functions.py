@@ -12,10 +12,10 @@ from torch.nn import functional as F
 from funcpipe.client.job import Job
 from funcpipe.client.launch import launch
 from funcpipe.client.prepare import prepare
-from funcpipe.client.session import session_on
+from funcpipe.client.session import open_session, session_on
 from funcpipe.client.site import Site
 from funcpipe.client.upload import upload
-from funcpipe.core import Plan, PlatformSpec, WorkerReport, WorkerSpec
+from funcpipe.core import Plan, PlatformSpec, RunSettings, WorkerReport, WorkerSpec
 from funcpipe.errors import DeadlineExceeded, PlatformBusy, PlatformError, PlatformRefused
 from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.deployment import Deployer
@@ -161,7 +161,9 @@ def test_what_the_service_would_not_run_is_refused_before_anything_starts(
     with pytest.raises(PlatformRefused, match=r"no function funcpipe-1vCPU-2048MB in cn-test; run: funcpipe deploy al"):
         platform.check(sized(one.plan, "1vCPU-2048MB"))
     double = replace(one.plan, replicas=2, global_batch=2 * one.plan.global_batch)
-    with pytest.raises(PlatformRefused, match="needs 2 functions at once, an account has 1 instances in cn-test; "):
+    with pytest.raises(
+        PlatformRefused, match="needs 2 functions at once, an account has 1 instances in cn-test, as far as the"
+    ):
         AliyunPlatform(replace(spec, max_functions=1), account).check(double)
     cloud.functions[f"funcpipe-{SIZE}"]["memorySize"] = 512
     with pytest.raises(PlatformRefused, match="has 1 vCPU and 512 MB: somebody changed it"):
@@ -177,7 +179,8 @@ def test_functions_that_hand_over_need_room_for_a_successor_before_anything_star
     with pytest.raises(
         PlatformRefused,
         match=r"takes about 90000 s, a function at most 86400 s: .* 4 functions become up to 8, and 5 at least; an "
-        r"account has 4 instances in cn-test; plan with --max-functions 2, or request 8 instances in the Quota Center",
+        r"account has 4 instances in cn-test, as far as the specification knows; plan with --max-functions 2, or look "
+        r"in the Quota Center, under General Quotas: request 8 there if it shows fewer, and say what it shows",
     ):
         AliyunPlatform(replace(spec, max_functions=4), account).check(plan, run_s=90_000.0)
     assert not caplog.records
@@ -205,6 +208,23 @@ def test_a_function_whose_image_is_being_made_ready_is_waited_for(
         hasty.check(plan)
 
 
+def test_a_specification_that_is_given_says_how_many_functions_the_account_may_run(
+    deployed: Account, spec: PlatformSpec, cloud: AliyunCloud
+) -> None:
+    plan, settings = sized(small.plan(1, 2)), RunSettings(prices=replace(spec, max_functions=1))
+    url = f"aliyun-fc://funcpipe?region={deployed.region}&endpoint={cloud.endpoint}"
+    with (
+        open_session(url, None, settings) as session,
+        pytest.raises(
+            PlatformRefused, match="an account has 1 instances in cn-test, as far as the specification knows"
+        ),
+    ):
+        session.functions().check(plan)
+    with open_session(url, None, replace(settings, prices=replace(spec, max_functions=300))) as session:
+        session.functions().check(plan)
+        assert session.functions().spec.max_functions == 300
+
+
 def test_quotas_of_functions_are_kept_from_the_others(
     account: Account, deployed: Account, spec: PlatformSpec, cloud: AliyunCloud
 ) -> None:
@@ -213,8 +233,8 @@ def test_quotas_of_functions_are_kept_from_the_others(
     cloud.quotas = {f"another-{number:02}": 1 for number in range(17)}
     with pytest.raises(
         PlatformRefused,
-        match=r"needs 4 functions at once, an account has 20 instances in cn-test, of which its functions' quotas "
-        r"leave 3 to others; plan with --max-functions 3, or request 21 instances",
+        match=r"needs 4 functions at once, an account has 20 instances in cn-test, .* of which its functions' quotas "
+        r"leave 3 to others; plan with --max-functions 3, or look in the Quota Center, .* request 21 there",
     ):
         platform.check(plan)
     cloud.quotas[f"funcpipe-{SIZE}"] = 3
