@@ -1,8 +1,12 @@
+import json
 import logging
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
 from dataclasses import fields, replace
+from importlib import resources
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -43,6 +47,31 @@ def test_every_value_of_a_store_has_its_source(name: str) -> None:
         free = {"price_put_usd", "price_get_usd"}  # that requests are free is told too
         assert store.sources.keys() == asked | {"latency_s", "durable"} | free
         assert all(store.sources.values())
+
+
+PLACES = re.compile(r"\b(?:[a-z0-9-]+\.)+(?:com|aws|ai|app|dev|io|net|org)(?:/[\w-]+)?", re.IGNORECASE)
+OWN = re.compile(
+    r"((.+\.)?amazon\.com|calculator\.aws|(.+\.)?(alibabacloud|aliyun)\.com|docs\.ray\.io|valkey\.io)(/|$)|"
+    r"github\.com/(aws|NVIDIA)$"
+)
+"""Where those say it themselves whose service or product it is."""
+
+
+def sources(value: Any, *, within: bool = False) -> Iterator[str]:
+    """All texts below `sources`."""
+    if isinstance(value, str) and within:
+        yield value
+    for name, item in value.items() if isinstance(value, dict) else enumerate(value if isinstance(value, list) else ()):
+        yield from sources(item, within=within or name == "sources")
+
+
+@pytest.mark.parametrize("name", ["*.json", "regions/*.json", "machines/*.json"])
+def test_what_others_than_the_vendor_say_is_marked_as_second_hand(name: str) -> None:
+    files = list(Path(str(resources.files("funcpipe.platforms").joinpath("specs"))).glob(name))
+    texts = [text for file in files for text in sources(json.loads(file.read_text()))]
+    assert len(texts) > 20
+    of_others = [text for text in texts if any(not OWN.match(place[0]) for place in PLACES.finditer(text))]
+    assert [text for text in of_others if "second-hand" not in text] == []
 
 
 def test_sizes_follow_the_rules_of_their_clouds() -> None:
