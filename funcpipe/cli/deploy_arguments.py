@@ -27,6 +27,11 @@ def add_deploy(verbs: Any) -> None:
     which.add_argument("--sizes", metavar="SIZE,SIZE", help="make functions of these sizes")
     verb.add_argument("--requirements", metavar="FILE", help="what the model imports, for pip, besides torch")
     verb.add_argument(
+        "--base-image",
+        metavar="IMAGE",
+        help="what the functions' image begins with, such as python:3.11-slim@sha256:… (default: that tag)",
+    )
+    verb.add_argument(
         "--data-bucket",
         metavar="NAME[/PREFIX]",
         action="append",

@@ -69,9 +69,8 @@ class Aws:
         """Create or update the stack."""
         from funcpipe.platforms.aws.image import lambda_package
 
-        return self._deployer(options).deploy(
-            self._shape(options), lambda_package(read_requirements(options.requirements))
-        )
+        package = lambda_package(read_requirements(options.requirements), options.base_image)
+        return self._deployer(options).deploy(self._shape(options), package)
 
     def destroy(self, options: argparse.Namespace) -> None:
         """Remove the stack."""
@@ -119,7 +118,7 @@ class Aliyun:
         from funcpipe.platforms.aliyun.template import container_package, tool_template
 
         shape = self._shape(options)
-        package = container_package(read_requirements(options.requirements))
+        package = container_package(read_requirements(options.requirements), options.base_image)
         account = "${env('ALIBABA_CLOUD_ACCOUNT_ID')}"
         region = options.region or "${env('ALIBABA_CLOUD_REGION')}"
         role = f"acs:ram::{account}:role/{role_name(options.name, region)}"
@@ -135,7 +134,7 @@ class Aliyun:
         """Create or update bucket, log project, role, image and functions."""
         from funcpipe.platforms.aliyun.template import container_package
 
-        package = container_package(read_requirements(options.requirements))
+        package = container_package(read_requirements(options.requirements), options.base_image)
         return self._deployer(options).deploy(self._shape(options), package)
 
     def destroy(self, options: argparse.Namespace) -> None:

@@ -14,8 +14,10 @@ from funcpipe.platforms.shared.package import read_requirements
 _OF_FUNCTIONS = (
     "plan",
     "sizes",
+    "base_image",
     "data_bucket",
     "repository",
+    "registry_instance",
     "spec",
     "no_watchdog",
     "print_deployer_policy",

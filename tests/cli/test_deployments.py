@@ -23,6 +23,9 @@ def test_a_template_is_written_without_an_account(tmp_path: Path, monkeypatch: p
     assert json.loads(Path("template.json").read_text()) == template(Shape(name="funcpipe", memory_mb=(1024,)))
 
 
+ALIYUN = ["aliyun", "--region", "ap-southeast-1", "--sizes", "1vCPU-2048MB", "--repository"]
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -31,6 +34,11 @@ def test_a_template_is_written_without_an_account(tmp_path: Path, monkeypatch: p
         (["aws", "--sizes", "64MB"], "memory must be 128 to 10240 MB on AWS Lambda, got 64"),
         (["aws", "--sizes", "2048MB", "--name", "A"], "name must be small letters"),
         (["aliyun", "--sizes", "1vCPU-2048MB"], "say with --repository where the image goes"),
+        (
+            [*ALIYUN, "registry-intl.cn-hangzhou.aliyuncs.com/you/it"],
+            "must lie in ap-southeast-1, where the functions are, not in cn-hangzhou",
+        ),
+        ([*ALIYUN, "registry.test/you/it", "--base-image", "python@latest"], "base image must be an image's name"),
         (["aws", "--sizes", "2048MB", "--template-only", "/nowhere/t.json"], "there is no folder /nowhere"),
     ],
 )

@@ -2,7 +2,10 @@
 
 import io
 import os
+import shlex
 import stat
+import subprocess
+import sys
 import zipfile
 from configparser import ConfigParser
 from importlib import metadata
@@ -12,11 +15,12 @@ import pytest
 
 import funcpipe
 from funcpipe.errors import InvalidValue
-from funcpipe.platforms.shared.package import make_package, read_requirements
+from funcpipe.platforms.shared.package import Package, make_package, read_requirements
 from tests.cloud_emulation.images import unreadable
 
 ROOT = Path(__file__).parents[2]
 COMMAND = ("python", "-m", "somewhere")
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def test_it_holds_funcpipe_and_pins_what_functions_need() -> None:
@@ -52,6 +56,52 @@ def test_the_digest_and_the_archive_follow_from_the_contents() -> None:
     with zipfile.ZipFile(io.BytesIO(package.archive())) as archive:
         files = {entry.filename: archive.read(entry) for entry in archive.infolist() if not entry.is_dir()}
     assert files == dict(package.files)
+
+
+DIGEST = f"sha256:{'0a' * 32}"
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        f"public.ecr.aws/docker/library/python:3.11-slim@{DIGEST}",
+        f"python@{DIGEST}",
+        "registry.test:5000/mirror/python:3.11-slim",
+    ],
+)
+def test_a_base_image_is_that_which_is_wanted_and_another_one_makes_another_image(image: str) -> None:
+    usual, other = make_package(COMMAND, ()), make_package(COMMAND, (), base=image)
+    assert first_line(usual) == f"FROM public.ecr.aws/docker/library/python:{HERE}-slim"
+    assert first_line(other) == f"FROM {image}"
+    assert other.digest != usual.digest
+    (checked,) = [line for line in other.files["Dockerfile"].decode().splitlines() if "version_info" in line]
+    program = checked.removeprefix("RUN python -c ")
+    assert subprocess.run([sys.executable, "-c", *shlex.split(program)], capture_output=True).returncode == 0
+    older = program.replace(HERE.replace(".", ", "), "3, 1")
+    assert older != program
+    failed = subprocess.run([sys.executable, "-c", *shlex.split(older)], capture_output=True, text=True)
+    assert f"the base image has Python {HERE}" in failed.stderr
+
+
+def first_line(package: Package) -> str:
+    return package.files["Dockerfile"].decode().splitlines()[0]
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        "",
+        "python:3.11-slim@sha256:12",
+        f"python:3.11-slim@{DIGEST.upper()}",
+        "python:3.11-slim AS base",
+        "python\nRUN rm -r /",
+        "python@latest",
+        "https://python.test/python",
+    ],
+)
+def test_what_names_no_image_is_no_base(image: str) -> None:
+    with pytest.raises(InvalidValue, match=r"base image must be an image's name, .*@sha256:"):
+        make_package(COMMAND, (), base=image)
 
 
 def test_everybody_can_read_what_an_image_is_built_from(tmp_path: Path) -> None:

@@ -97,9 +97,9 @@ def shape_of(
     )
 
 
-def container_package(extra: tuple[str, ...] = ()) -> Package:
-    """What the image is built from; `extra` are requirements of the user's model."""
-    return make_package(_COMMAND, ("oss2", "alibabacloud_fc20230330"), extra)
+def container_package(extra: tuple[str, ...] = (), base: str | None = None) -> Package:
+    """What the image is built from, on the image `base`; `extra` are requirements of the user's model."""
+    return make_package(_COMMAND, ("oss2", "alibabacloud_fc20230330"), extra, base)
 
 
 def function_properties(

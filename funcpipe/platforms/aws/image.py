@@ -24,9 +24,9 @@ class Workshop:
     repository: str
 
 
-def lambda_package(extra: Sequence[str] = ()) -> Package:
-    """What the image is built from; `extra` are requirements of the user's model."""
-    return make_package(_COMMAND, ("boto3", "awslambdaric"), extra)
+def lambda_package(extra: Sequence[str] = (), base: str | None = None) -> Package:
+    """What the image is built from, on the image `base`; `extra` are requirements of the user's model."""
+    return make_package(_COMMAND, ("boto3", "awslambdaric"), extra, base)
 
 
 def ensure_image(

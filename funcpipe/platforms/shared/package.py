@@ -18,6 +18,13 @@ from funcpipe.errors import InvalidValue
 from funcpipe.platforms.allocator import PACKAGE, variables
 
 _ONLY_FOR_PLANNING = {"pyomo", "highspy", "rich", "shtab"}
+_BASE = "public.ecr.aws/docker/library/python:{version}-slim"
+_IMAGE = re.compile(
+    r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?::\d+)?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?",
+    re.ASCII,
+)
+"""An image as docker names it (github.com/distribution/reference), with or without tag and digest."""
+
 _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first moment that zip knows: equal files make equal archives
 _FILE_MODE, _FOLDER_MODE = 0o644, 0o755
@@ -68,8 +75,10 @@ class Package:
         return sorted({str(folder) for path in self.files for folder in PurePosixPath(path).parents[:-1]})
 
 
-def make_package(command: Sequence[str], needed: Sequence[str], extra: Sequence[str] = ()) -> Package:
-    """The package of a function that begins with `command`.
+def make_package(
+    command: Sequence[str], needed: Sequence[str], extra: Sequence[str] = (), base: str | None = None
+) -> Package:
+    """The package of a function that begins with `command`, on the image `base`, by default of Python as it is here.
 
     `needed` are the distributions that the cloud's entry needs besides funcpipe's own, in the versions installed here;
     `extra` are requirements as pip reads them, for what the user's model imports.
@@ -77,7 +86,7 @@ def make_package(command: Sequence[str], needed: Sequence[str], extra: Sequence[
     requirements = [f"--extra-index-url {_TORCH_INDEX}", *_own_requirements(), *map(_pinned, needed), *extra]
     files = {f"funcpipe/{path}": data for path, data in _sources(resources.files("funcpipe"))}
     files["requirements.txt"] = ("\n".join(requirements) + "\n").encode()
-    files["Dockerfile"] = _dockerfile(command).encode()
+    files["Dockerfile"] = _dockerfile(command, base).encode()
     return Package(files=MappingProxyType(files))
 
 
@@ -121,10 +130,16 @@ def _entry(path: str, mode: int) -> zipfile.ZipInfo:
     return entry
 
 
-def _dockerfile(command: Sequence[str]) -> str:
+def _dockerfile(command: Sequence[str], base: str | None) -> str:
+    """Raises InvalidValue for a `base` that names no image."""
+    if base is not None and not _IMAGE.fullmatch(base):
+        rule = "must be an image's name, such as python:3.11-slim@sha256:…, whose digest has 64 hexadecimal digits"
+        raise InvalidValue("base image", base, rule)
+    version = f"{sys.version_info.major}.{sys.version_info.minor}"
     words = ", ".join(f'"{word}"' for word in command)
     preloaded = " ".join(f"{name}={value}" for name, value in variables().items())
-    return f"""FROM public.ecr.aws/docker/library/python:{sys.version_info.major}.{sys.version_info.minor}-slim
+    return f"""FROM {base or _BASE.format(version=version)}
+{"" if base is None else _SAME_PYTHON.format(version=version.replace(".", ", "))}\
 ENV PYTHONUNBUFFERED=1 OMP_NUM_THREADS=1
 RUN apt-get update && apt-get install --yes --no-install-recommends {PACKAGE} && rm -rf /var/lib/apt/lists/*
 WORKDIR /var/task
@@ -135,3 +150,10 @@ RUN python -m compileall -q funcpipe && chmod -R a+rX .
 ENV {preloaded}
 ENTRYPOINT [{words}]
 """
+
+
+_SAME_PYTHON = (
+    'RUN python -c "import sys; v = sys.version_info; v[:2] == ({version}) or sys.exit('
+    "f'the base image has Python {{v[0]}}.{{v[1]}}, and must have that of the machine that deploys')\"\n"
+)
+"""Bundles load in the Python that made them."""
