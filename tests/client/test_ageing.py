@@ -50,7 +50,7 @@ class Daily(AgeingStorage):
 
     def __init__(self) -> None:
         super().__init__(MemoryStorage(), keep_days=KEEP_DAYS)
-        self.renews = True
+        self.renews = self.goes_on = True
         self._renewed = threading.Condition()
         self.renewed_on: set[int] = {0}
 
@@ -64,18 +64,23 @@ class Daily(AgeingStorage):
                 self.renewed_on.add(int(key[-8:]))
                 self._renewed.notify_all()
 
-    def end(self) -> None:
-        """Let nobody wait any more."""
+    def stand_still(self) -> None:
+        """Let no day pass from now on, and nobody wait."""
         with self._renewed:
-            self.renews = False
+            self.goes_on = False
             self._renewed.notify_all()
 
     def _begin(self, step: int) -> None:
-        if step > self.day:
-            with self._renewed:
-                if not self._renewed.wait_for(lambda: not self.renews or self.day in self.renewed_on, TIMEOUT_S):
-                    raise AssertionError(f"nobody has renewed what lies there on day {self.day}")
-            self.pass_to(step)
+        with self._renewed:
+            due = self._renewed.wait_for(lambda: not self.goes_on or step <= self.day or self._is_renewed, TIMEOUT_S)
+            if not due:
+                raise AssertionError(f"nobody has renewed what lies there on day {self.day}")
+            if self.goes_on and step > self.day:
+                self.pass_to(step)
+
+    @property
+    def _is_renewed(self) -> bool:
+        return not self.renews or self.day in self.renewed_on
 
 
 @pytest.fixture
@@ -131,7 +136,7 @@ def test_what_nobody_renews_is_lost_truthfully_and_the_run_resumed_from_its_chec
     daily: Daily, undisturbed: RunResult, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in a bucket whose objects live for less than a day."""
-    daily.end()
+    daily.renews = False
     monkeypatch.setattr(Renewal, "look", lambda self, run_s: None)
     monkeypatch.setattr(checkpoint_manager, "_RECORD_S", 0.0)  # an hour, of which a day has more
     functions = ThreadPlatform(load_spec("local"), daily)
@@ -154,7 +159,7 @@ def test_a_run_that_pauses_is_kept_for_as_long_as_its_storage_keeps_objects(
 ) -> None:
     def pause(progress: Progress) -> None:
         if progress.step == 6:
-            daily.end()
+            daily.stand_still()
             raise ClientKilled
 
     functions = ThreadPlatform(load_spec("local"), daily)
@@ -162,7 +167,7 @@ def test_a_run_that_pauses_is_kept_for_as_long_as_its_storage_keeps_objects(
         launch(prepared(daily, functions), pause)
     paused_on = daily.day
     daily.pass_to(paused_on + KEEP_DAYS - 2)
-    daily.renews = True
+    daily.goes_on = True
     assert_same(launch(prepared(daily, functions, resume=RUN)), undisturbed)
     daily.pass_to(daily.day + KEEP_DAYS)
     assert daily.list("") == ()
