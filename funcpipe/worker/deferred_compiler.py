@@ -90,7 +90,7 @@ class _Deferred(ModuleType):
         vars(self)["owned"] = owned
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("__") and not (name == "__path__" and self.__name__ in _PACKAGES):
+        if name.startswith("__") and name not in _DUNDERS.get(self.__name__, ()):
             raise AttributeError(name)  # asked for by code that walks `sys.modules`, not by an import
         offered = _OFFERED[self.__name__]
         if name in offered and _is_deferred(self.__name__):
@@ -170,7 +170,9 @@ _LASTING = frozenset({*OF_NUMBERS, "compute_unbacked_bindings"})
 _WITH = {_SYMPY: (_SYMPY,), _SHAPES: (_SHAPES, _SYMPY)}
 """Which stand-ins give way together, where it is not all of them: real modules must find those that they import."""
 
-_PACKAGES = (_COMPILER, _SYMPY)
+_DUNDERS = {_COMPILER: ("__path__",), _SYMPY: ("__path__", "__version__")}
+"""What is asked of a module for its own sake."""
+
 _OFFERED: Mapping[str, Mapping[str, Any]] = {
     _COMPILER: {"graph_break": _graph_break, "disable": _disable},
     _SOURCES: {"ConstantSource": _ConstantSource, "RandomValueSource": _RandomValueSource},

@@ -47,7 +47,11 @@ def eager_code() -> None:
 
     assert one(1) == 2
     assert two(1) == 3
+    import sympy  # type: ignore[import-untyped]
+
     assert not loaded()
+    assert sympy.__version__
+    assert loaded() == {ALGEBRA}
     with pytest.raises(RuntimeError, match="Mismatch in shape"):
         torch.autograd.backward([model(torch.ones(2, 4))], [torch.ones(3, 2)])
     compiles()
