@@ -1,4 +1,4 @@
-"""What a start costs: processor seconds from the command, or the call, to a function's first task, and to the end.
+"""The cost of a start: processor seconds from the command, or the call, to a function's first task, and to the end.
 
 Those to the first task are divided: the client, the server that forks hosts (where there is one), the host, the
 function. A perceptron with one hidden layer trains for three steps in one local function. Linux only.

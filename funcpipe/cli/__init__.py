@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def is_program() -> bool:
-    """Whether this process is the command `funcpipe`, and nothing else."""
+    """Return True if this process is the command `funcpipe`, and nothing else."""
     file = Path(getattr(sys.modules["__main__"], "__file__", None) or "")
     return file.name == "funcpipe" or file == Path(__file__).parents[1] / "__main__.py"
 

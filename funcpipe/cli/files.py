@@ -60,7 +60,7 @@ def write_file(write_to: Callable[[str], object], path: str) -> None:
     """Let `write_to` write the file `path`; raises InputError where it cannot.
 
     It has the permissions that it had before, or those of any new file of the user: some libraries write files that
-    nobody else can read.
+    only their owner can read.
     """
     is_new = not os.path.exists(path)
     try:

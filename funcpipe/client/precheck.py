@@ -1,4 +1,4 @@
-"""What can be said of a run without its model: a command says it before torch is loaded."""
+"""The checks of a run that need no model: a command makes them before torch is loaded."""
 
 from funcpipe.client.plan_stores import check_stores
 from funcpipe.client.session import Session

@@ -87,7 +87,7 @@ def _shipped(name: str) -> PlatformSpec:
 
 
 FIRST_S = 15.0
-"""How long a storage may take to answer for the first time, where nobody knows that it is there."""
+"""How long a storage may take to answer for the first time, where it is not known to be there."""
 
 
 def open_storage(

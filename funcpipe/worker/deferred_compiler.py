@@ -165,13 +165,13 @@ def _answer(name: str, *arguments: Any) -> Any:
 
 
 _LASTING = frozenset({*OF_NUMBERS, "compute_unbacked_bindings"})
-"""What is right after the real modules are imported, too."""
+"""Names that stay right after the real modules are imported."""
 
 _WITH = {_SYMPY: (_SYMPY,), _SHAPES: (_SHAPES, _SYMPY)}
 """Which stand-ins give way together, where it is not all of them: real modules must find those that they import."""
 
 _DUNDERS = {_COMPILER: ("__path__",), _SYMPY: ("__path__", "__version__")}
-"""What is asked of a module for its own sake."""
+"""Names that ask for the module itself."""
 
 _OFFERED: Mapping[str, Mapping[str, Any]] = {
     _COMPILER: {"graph_break": _graph_break, "disable": _disable},
@@ -183,4 +183,4 @@ _OFFERED: Mapping[str, Mapping[str, Any]] = {
     },
     _SYMPY: {"Basic": Symbol},
 }
-"""What each stand-in has, by the module that it stands for."""
+"""The names that each stand-in has, by the module that it stands for."""

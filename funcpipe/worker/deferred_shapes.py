@@ -1,4 +1,4 @@
-"""What torch's algebra of shapes says where all sizes are numbers: the functions of its module that eager code calls.
+"""Answers of torch's algebra of shapes where all sizes are numbers: the functions of its module that eager code calls.
 
 Every backward with given gradients asks it whether their shapes are right, and every operator on fake tensors whether
 anything of it is a symbol.
@@ -30,7 +30,7 @@ class Symbol:
 
 
 class SymbolOfData(Exception):
-    """In place of what is raised where code asks for a symbol that depends on data."""
+    """In place of the exception for code that asks for a symbol which depends on data."""
 
 
 OF_NUMBERS: Mapping[str, Callable[..., Any]] = {
@@ -46,11 +46,11 @@ OF_NUMBERS: Mapping[str, Callable[..., Any]] = {
     "sym_and": lambda *values: reduce(operator.and_, values),
     "sym_or": lambda *values: reduce(operator.or_, values),
 }
-"""By name, what a function returns for arguments in which everything is a number."""
+"""By name, a function for arguments in which everything is a number."""
 
 
 def are_numbers(value: object) -> bool:
-    """Whether there is no symbol in an argument, nor anything else that the algebra itself must look at."""
+    """Return True if an argument has no symbol in it, nor anything else that the algebra itself must look at."""
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or value.is_nested:
             return False

@@ -1,4 +1,4 @@
-"""What storages say of credentials and clocks comes with what to do, whatever is asked of them."""
+"""Refusals of storages for credentials and clocks say what to do, whatever is requested."""
 
 from collections.abc import Callable
 from typing import Any
@@ -45,7 +45,8 @@ def test_s3(code: str, message: str, remedy: str, method: str, s3: S3Storage) ->
     with Stubber(s3._client) as stubber:
         stubber.add_client_error(method, code, message, http_status_code=403)
         assert (
-            told(s3, method.partition("_")[0]) == f"s3://bucket/key: {code} (403): {message}{remedy and '; '}{remedy}"
+            refusal_of(s3, method.partition("_")[0])
+            == f"s3://bucket/key: {code} (403): {message}{remedy and '; '}{remedy}"
         )
 
 
@@ -67,11 +68,14 @@ def test_oss(
         raise kinds.ServerError(403, {}, "", {"Code": code, "Message": message})
 
     monkeypatch.setattr(oss._bucket, method, refuse)
-    assert told(oss, method.partition("_")[0]) == f"oss://bucket/key: {code} (403): {message}{remedy and '; '}{remedy}"
+    assert (
+        refusal_of(oss, method.partition("_")[0])
+        == f"oss://bucket/key: {code} (403): {message}{remedy and '; '}{remedy}"
+    )
 
 
-def told(store: Storage, request: str) -> str:
-    """What a request that is refused says."""
+def refusal_of(store: Storage, request: str) -> str:
+    """The message of a request that is refused."""
     asked: dict[str, Callable[[], object]] = {
         "put": lambda: store.put("key", b"1"),
         "get": lambda: store.get("key"),

@@ -140,7 +140,7 @@ def test_a_request_that_cannot_be_sent_is_not_tried_again(monkeypatch: pytest.Mo
 
 
 def test_a_storage_that_has_never_answered_is_given_up_soon() -> None:
-    """What is wrong with it is its URL, or the network: no client waits for minutes until it is told."""
+    """Its URL is wrong, or the network is: a client need not wait for minutes."""
     pauses = Pauses()
     message = r"^list : the storage has not answered once in 15 s, \d+ times: later; is its URL right, and .* it\?$"
     with pytest.raises(StorageBusy, match=message):
@@ -160,9 +160,7 @@ def test_one_that_has_answered_is_trusted_for_longer(request_name: str) -> None:
         REQUESTS[request_name](careful)
 
 
-def test_functions_are_told_to_trust_their_storage_and_clients_are_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_functions_trust_their_storage_and_clients_do_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     limits: list[float | None] = []
 
     def noted(store: Storage, *, first_s: float | None, **_: Any) -> Storage:

@@ -13,7 +13,7 @@ from funcpipe.errors import KeyExists, KeyMissing, StorageBusy, StorageError
 from funcpipe.platforms.base import OPEN, Gate, batches
 from funcpipe.platforms.shared.deletes import told
 from funcpipe.platforms.shared.http_body import GatedBody, require_one_put
-from funcpipe.platforms.shared.known_errors import who_and_when
+from funcpipe.platforms.shared.known_errors import remedy_for_credentials
 
 _OUT_OF_RANGE = 416
 _BUSY = {"RequestTimeout", "OperationAborted", "QpsLimitExceeded"}
@@ -171,7 +171,7 @@ class OssStorage:
             if error.code == "FileAlreadyExists":
                 raise KeyExists(key) from None
             text = f"{where}: {error.code} ({error.status}): {error.message}"
-            remedy = _BY_DOMAIN if error.code == FORBIDDEN else who_and_when(error.code, error.message)
+            remedy = _BY_DOMAIN if error.code == FORBIDDEN else remedy_for_credentials(error.code, error.message)
             if remedy is not None:
                 raise StorageError(f"{text}; {remedy}") from error
             fails = error.status >= 500 and error.code != "NotImplemented"

@@ -20,7 +20,7 @@ from botocore.exceptions import (
 
 from funcpipe.errors import FuncPipeError, InputError, InvalidValue, PlatformBusy, PlatformError, PlatformRefused
 from funcpipe.platforms.aws.quotas import BUILDS
-from funcpipe.platforms.shared.known_errors import EXPIRED, SKEWED, KnownError, error_of, who_and_when
+from funcpipe.platforms.shared.known_errors import EXPIRED, SKEWED, KnownError, error_of, remedy_for_credentials
 
 _COMMON = "docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html and IAM's CommonErrors.html, 2026-11"
 _INVOKE = "docs.aws.amazon.com/lambda/latest/api/API_Invoke.html, 2026-11"
@@ -194,5 +194,5 @@ def _of_client(doing: str, error: ClientError) -> FuncPipeError:
     why = _THROTTLES.get(answer.get("Reason", ""))
     text = f"{doing}: {code}: {message}" + (f" ({why})" if why else "")
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
-    remedy = who_and_when(code, message) or advice(message)
+    remedy = remedy_for_credentials(code, message) or advice(message)
     return error_of(_KNOWN, text, code=code, status=status, remedy=remedy)

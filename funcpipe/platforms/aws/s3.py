@@ -22,7 +22,7 @@ from funcpipe.errors import InvalidValue, KeyExists, KeyMissing, PlatformRefused
 from funcpipe.platforms.base import OPEN, Gate, batches
 from funcpipe.platforms.shared.deletes import told
 from funcpipe.platforms.shared.http_body import GatedBody, require_one_put
-from funcpipe.platforms.shared.known_errors import who_and_when
+from funcpipe.platforms.shared.known_errors import remedy_for_credentials
 
 _log = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ class S3Storage:
         if code in _EXISTS:
             return KeyExists(key)
         message = error.response["Error"].get("Message", "")
-        remedy = who_and_when(code, message)
+        remedy = remedy_for_credentials(code, message)
         text = f"{self._where(key)}: {code} ({status}): {message}" + (f"; {remedy}" if remedy else "")
         busy = (status >= 500 and code != "NotImplemented") or status == 429 or code in _BUSY
         return StorageBusy(text) if busy else StorageError(text)

@@ -40,8 +40,8 @@ _SKEWED_SIGNATURE = re.compile(r"^Signature (expired|not yet current): ")
 """How AWS begins to say of a signature that does not match that it was made at another time."""
 
 
-def who_and_when(code: str, message: str) -> str | None:
-    """What to do about an answer to credentials that have expired, or to a clock that is wrong; None for others."""
+def remedy_for_credentials(code: str, message: str) -> str | None:
+    """The remedy for credentials that have expired, or for a clock that is wrong; None for other answers."""
     if _SKEWED_SIGNATURE.match(message):
         return SKEWED.remedy
     return next((one.remedy for one in (EXPIRED, SKEWED) if re.search(one.code, code)), None)
