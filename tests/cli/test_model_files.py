@@ -137,9 +137,13 @@ def test_files_have_the_permissions_that_the_user_s_files_have(mask: int, mode: 
 
 
 def test_nothing_is_left_of_a_file_that_cannot_be_written(tmp_path: Path) -> None:
-    def fail(path: str) -> None:
-        raise OSError("no space left")
+    def fail(error: BaseException, path: str) -> None:
+        raise error
 
-    with pytest.raises(InputError, match="cannot be written: no space left"):
-        write_file(fail, str(tmp_path / "new"))
-    assert list(tmp_path.iterdir()) == []
+    for error, message in (
+        (OSError("no space left"), "cannot be written: no space left"),
+        (InputError("nothing to draw"), "^nothing to draw$"),
+    ):
+        with pytest.raises(InputError, match=message):
+            write_file(partial(fail, error), str(tmp_path / "new"))
+        assert list(tmp_path.iterdir()) == []

@@ -1,6 +1,7 @@
 """Tables in narrow terminals: columns give way, numbers stay whole."""
 
 import io
+import pkgutil
 import re
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass, replace
@@ -268,6 +269,12 @@ def test_a_number_is_shown_to_two_digits_that_count_at_least(value: float, decim
     amount, unit = time_text(value).split()
     unit_s = {"s": 1, "min": 60, "h": 3600}[unit]
     assert float(amount) * unit_s == pytest.approx(value, rel=0.051, abs=unit_s / 2 if value >= 0.95 else 0.0)
+
+
+def test_no_module_has_the_name_of_a_function_that_the_package_offers() -> None:
+    """An import of the module would put it in the place of the function."""
+    assert set(render.__all__) & {module.name for module in pkgutil.iter_modules(render.__path__)} == set()
+    assert all(callable(getattr(render, name)) for name in render.__all__)
 
 
 def test_nothing_is_shown_as_nothing() -> None:

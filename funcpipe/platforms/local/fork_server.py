@@ -171,9 +171,6 @@ def _become_server(preload: Sequence[str], as_new: Callable[[], object], control
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.closerange(_STREAMS, control)
     os.closerange(control + 1, os.sysconf("SC_OPEN_MAX"))
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
     as_new()
     main(control, preload)
 
