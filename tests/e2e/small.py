@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.core import Plan
-from tests.e2e.plans import even_plan_of, layer_names
+from tests.e2e.plans import even_plan
 
 SAMPLES = 64
 optimizer: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.1)
@@ -40,18 +40,7 @@ def other_model() -> nn.Module:
 
 
 def plan(stages: int = 2, replicas: int = 2, **options: Any) -> Plan:
-    return even_plan_of(_layers(), stages=stages, replicas=replicas, micro_batch=2, micro_batches=2, **options)
-
-
-_names: list[str] = []
-
-
-def _layers() -> list[str]:
-    """The names of the model's layers, found once; not by functools.cache, which cannot be sent to functions."""
-    if not _names:
-        with torch.random.fork_rng(devices=[]):  # a model made after a plan is as it would be without one
-            _names.extend(layer_names(model(), sample()))
-    return _names
+    return even_plan(model(), sample(), stages=stages, replicas=replicas, micro_batch=2, micro_batches=2, **options)
 
 
 def failing_loss(output: Tensor, target: Tensor) -> Tensor:

@@ -134,7 +134,7 @@ def trained_tiny(**wires: Wire | None) -> tuple[nn.Module, dict[str, Tensor]]:
     torch.manual_seed(2)
     model = Tiny()
     sample = (torch.zeros(2, 5),)
-    plan = even_plan(model, sample, stages=2, replicas=2, micro_batch=2, micro_batches=2, **wires)
+    plan = even_plan(model, sample, stages=2, replicas=2, micro_batch=2, micro_batches=2, **wires)  # type: ignore[arg-type]
     job = make_job(model, plan, floats, loss=F.cross_entropy, optimizer=momentum, epochs=1)
     return model, states(run_workers(job, MemoryStorage()))
 
