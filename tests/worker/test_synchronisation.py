@@ -126,12 +126,20 @@ def one_layer(parameter_bytes: int) -> ModelProfile:
 
 
 def possible_order(graph: Graph, order: random.Random) -> list[int]:
+    missing = [len(set(graph.needs[position])) for position in range(len(graph.tasks))]
+    followers: dict[int, list[int]] = {}
+    for position in range(len(graph.tasks)):
+        for need in set(graph.needs[position]):
+            followers.setdefault(need, []).append(position)
     done: list[int] = []
-    left = set(range(len(graph.tasks)))
-    while left:
-        ready = [position for position in sorted(left) if not left & set(graph.needs[position])]
-        done.append(order.choice(ready))
-        left.remove(done[-1])
+    ready = [position for position, count in enumerate(missing) if not count]
+    while ready:
+        done.append(ready.pop(order.randrange(len(ready))))
+        for follower in followers.get(done[-1], ()):
+            missing[follower] -= 1
+            if not missing[follower]:
+                ready.append(follower)
+    assert len(done) == len(graph.tasks)
     return done
 
 
