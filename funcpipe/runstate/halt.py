@@ -1,10 +1,10 @@
 """Orders to end a run early, which any worker or client may give and every worker obeys.
 
 Orders have numbers, and every worker obeys the same ones. A worker may be asleep between its decision and the order,
-and order what was right long ago. Therefore an order of a worker holds only if that worker was not superseded when the
-first who has to obey asks; and no order holds if somebody has passed its step before it heard of it. Whoever finds out
-first puts the verdict, and all others read it. An order that does not hold may be followed by another; and one to end
-at once may follow any order to end after a step.
+and order what was right long ago. Therefore an order of a worker holds only if that worker, when the first who has to
+obey asks, was not superseded but by a successor that it has handed over to; and no order holds if somebody has passed
+its step before it heard of it. Whoever finds out first puts the verdict, and all others read it. An order that does not
+hold may be followed by another; and one to end at once may follow any order to end after a step.
 """
 
 import itertools
@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from funcpipe.core import Halt, HaltVerdict, RequestCounts
 from funcpipe.errors import CorruptMessage, KeyExists
 from funcpipe.platforms.base import Storage
-from funcpipe.runstate.documents import find_document, find_readable_document, get_document, put_document
+from funcpipe.runstate.documents import exists, find_document, find_readable_document, get_document, put_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import is_superseded
 
@@ -89,7 +89,7 @@ def decide(storage: Storage, keys: Keys, number: int, halt: Halt, *, late: bool 
     given_by_client = halt.worker is None or halt.attempt is None
     if given_by_client and halt.step is None:
         return True
-    holds = not late and (given_by_client or not is_superseded(storage, keys, str(halt.worker), halt.attempt or 0))
+    holds = not late and (given_by_client or _may_order(storage, keys, str(halt.worker), halt.attempt or 0))
     try:
         put_document(storage, keys.verdict(number), HaltVerdict(holds=holds), if_absent=True)
     except KeyExists:
@@ -98,6 +98,11 @@ def decide(storage: Storage, keys: Keys, number: int, halt: Halt, *, late: bool 
         why = "came too late" if late else f"was given by attempt {halt.attempt} of {halt.worker}, which was superseded"
         _log.warning("the order to end the run (%s) does not hold: it %s", halt.reason, why)
     return holds
+
+
+def _may_order(storage: Storage, keys: Keys, worker: str, attempt: int) -> bool:
+    """Whether what an attempt has ordered holds: it still is the worker, or has handed over, which it does last."""
+    return not is_superseded(storage, keys, worker, attempt) or exists(storage, keys.hand_over(worker, attempt))
 
 
 def _orders(storage: Storage, keys: Keys) -> Iterator[tuple[int, Halt]]:

@@ -50,26 +50,39 @@ class BudgetGuard:
         """Dollars for the requests of the run's generation so far."""
         return self._account.requests_usd + self._requests_usd()
 
-    def exceeded(self, age_s: float, *, ahead_s: float = 0.0) -> str | None:
-        """Which limit is exceeded `ahead_s` after this function is `age_s` old, if requests go on as they have."""
+    @property
+    def is_limited(self) -> bool:
+        """Whether the run has a limit at all."""
+        return self._limits.max_usd is not None or self._limits.deadline_s is not None
+
+    def exceeded(self, age_s: float, *, ahead_s: float = 0.0, beside_s: float = 0.0) -> str | None:
+        """Which limit is exceeded `ahead_s` after this function is `age_s` old, if requests go on as they have.
+
+        Until then all functions run beside their successors for `beside_s` that are not counted yet.
+        """
         max_usd, deadline_s = self._limits.max_usd, self._limits.deadline_s
-        later_usd = self._account.collect_usd + (self._requests_usd() * ahead_s / age_s if age_s > 0 else 0.0)
-        age_s += ahead_s
-        if max_usd is not None and self.spent_usd(age_s) + self.requests_usd() + later_usd > max_usd:
-            return too_expensive(max_usd)
-        if deadline_s is not None and self._account.elapsed_s + age_s > deadline_s:
+        if deadline_s is not None and self._account.elapsed_s + age_s + ahead_s > deadline_s:
             return f"it would take longer than {deadline_s:g} s"
+        if max_usd is None:
+            return None
+        asked_usd = self._requests_usd()
+        later_usd = self._account.collect_usd + beside_s * self._account.run_usd_s
+        later_usd += asked_usd * ahead_s / age_s if age_s > 0 else 0.0
+        if self.spent_usd(age_s + ahead_s) + self._account.requests_usd + asked_usd + later_usd > max_usd:
+            return too_expensive(max_usd)
         return None
 
-    def halt_before_exceeding(self, *, step: int, steps: int, age_s: float, step_s: float, end_s: float) -> Halt | None:
+    def halt_before_exceeding(
+        self, *, step: int, steps: int, age_s: float, step_s: float, end_s: float, beside_s: float = 0.0
+    ) -> Halt | None:
         """The order to give now, if otherwise a limit would be exceeded before all workers have read it and ended.
 
-        `step` of `steps` steps are done; a step takes `step_s`, and ending takes `end_s`.
+        `step` of `steps` steps are done; a step takes `step_s`, and ending takes `end_s`. `beside_s` as in `exceeded`.
         """
         last = step + self.notice_steps(step_s)
         if last >= steps:
             return None
-        reason = self.exceeded(age_s, ahead_s=(last - step) * step_s + end_s)
+        reason = self.exceeded(age_s, ahead_s=(last - step) * step_s + end_s, beside_s=beside_s)
         return None if reason is None else Halt(reason=reason, step=last)
 
     def notice_steps(self, step_s: float) -> int:

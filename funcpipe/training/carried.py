@@ -30,15 +30,12 @@ class _Values:
 class CarriedValues:
     """The attributes and buffers that the forwards of a stage leave for the next ones; many stages have none."""
 
-    def __init__(
-        self, stage: StageModule, statistics: Sequence[Statistic] = (), *, recompute: bool, undoes: bool = False
-    ) -> None:
+    def __init__(self, stage: StageModule, statistics: Sequence[Statistic] = (), *, recompute: bool) -> None:
         """The buffers of `statistics` are among these. With `recompute`, what each forward begins with is kept for its
-        second run; with `undoes`, what a step begins with, so that `undo_step` can go back to it.
+        second run.
         """
         self._stage = stage
         self._recompute = recompute
-        self._undoes = undoes
         averaged = {id(attribute(stage, name)) for item in statistics for name in item.buffers}
         named = stage.named_buffers(remove_duplicate=False)
         self._buffers = (*stage.carried.buffers, *(name for name, buffer in named if id(buffer) in averaged))
@@ -47,9 +44,9 @@ class CarriedValues:
         self._start: _Values | None = None
 
     def begin_step(self) -> None:
-        """Forget what the forwards of the step before began with."""
+        """Forget what the forwards of the step before began with; what this one begins with is kept, uncopied."""
         self._before = {}
-        self._start = self._read() if self._any and self._undoes else None
+        self._start = self._read() if self._any else None
 
     def undo_step(self) -> None:
         """Go back to what the step began with."""

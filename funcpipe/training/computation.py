@@ -67,6 +67,7 @@ class Computation:
         """
         self._stage_number = stage_number
         self._steps_done = 0
+        self._changes = False
         self._replica = replica
         self._replicas = replicas
         parameters = [p for p in stage.parameters() if p.requires_grad]
@@ -111,7 +112,7 @@ class Computation:
 
         `own` are the micro-batches that this replica computes, by default every one whose turn it is among replicas.
         """
-        self._step = step
+        self._step, self._changes = step, self._residuals is not None
         if own is None:
             own = range(self._replica, len(step.micro_batches), self._replicas)
         self.passes.begin_step(step, own, take)
@@ -173,6 +174,7 @@ class Computation:
 
     def update_split(self, round_number: int, values: Tensor) -> None:
         """Replace what this replica has summed in a round by the updated parameters, if the optimiser is divided."""
+        self._changes = True
         if self.is_sharded:
             self._finiteness.check_split(values, self._step.number)
         self._optimizer.update_split(round_number, values)
@@ -205,6 +207,7 @@ class Computation:
 
         Raises NotFinite if these are not finite, and that is to end the run.
         """
+        self._changes = True
         statistics = self._unpack()
         if self._weighs and self.norm.weight is not None:
             self.passes.loss_sum = self.passes.loss_sum / self.norm.weight if self.norm.weight else math.nan
@@ -225,6 +228,17 @@ class Computation:
             self._average.update(self._step.number + 1)
         self.passes.end_step(undo=undo)
         self._steps_done = self._step.number + 1
+
+    def go_back(self) -> bool:
+        """Go back to the beginning of a step that was cut short; whether that could be done.
+
+        It cannot once anything has changed but what forwards leave for the next ones: an optimiser has taken its step,
+        or sums in 8 bits have kept what they round off.
+        """
+        if not self._changes:
+            self._statistics.undo_step()
+            self.passes.end_step(undo=True)
+        return not self._changes
 
     def after_validation(self, values: Mapping[str, float]) -> None:
         """Let the schedule know the results of a validation by name, between two steps and in all stages alike.

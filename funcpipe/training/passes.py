@@ -90,7 +90,7 @@ class Passes:
         self._seed = seed
         self._recompute = recompute
         self._draws_backwards = stage.may_draw_backwards
-        self._carried = CarriedValues(stage, statistics, recompute=recompute, undoes=self._skips)
+        self._carried = CarriedValues(stage, statistics, recompute=recompute)
         self.cache = cache
         self._held: dict[int, _MicroBatch] = {}
         self.loss_sum = 0.0

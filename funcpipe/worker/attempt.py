@@ -52,9 +52,9 @@ def run_attempt(
     reporter = ExitReporter(spec, signed, lease, invoked, clock, account)
     try:
         outcome, failure = _run(spec, signed, open_platform, lease, invoked, account, clock)
-        if failure is not None and not lease.taken and spec.follows_within_s is not None:
+        if outcome is not Outcome.HANDED_OVER and not lease.taken and spec.follows_within_s is not None:
             _log.warning("ends without a report, the attempt before is still this worker")
-            return False
+            return failure is None
         reporter.report(outcome, failure)
     except Superseded as error:
         _log.warning("ends without a report: %s", error)

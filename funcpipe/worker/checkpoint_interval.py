@@ -91,6 +91,11 @@ class CheckpointInterval:
         """The median time of the last steps; 0 before the first."""
         return median(self._steps_s) if self._steps_s else 0.0
 
+    @property
+    def longest_step_s(self) -> float:
+        """The longest time of the last steps; 0 before the first."""
+        return max(self._steps_s, default=0.0)
+
     def steps(self) -> int:
         """The number of steps between two checkpoints: the user's, or a power of two, so that stages coincide."""
         if self._faults.checkpoint_steps is not None:

@@ -38,7 +38,8 @@ class CheckpointManager:
     """The checkpoints of a worker's stage, which its first replica writes, and the messages that the worker has put.
 
     If the optimiser is divided, or sums are made in 8 bits, every replica writes its own part, and the first replica
-    the model too.
+    the model too. `repeated_until` is the number of steps of which some message was there when the worker started or
+    went back.
     """
 
     def __init__(
@@ -69,6 +70,7 @@ class CheckpointManager:
         self._marks: dict[int, ReplicaMark] = {}
         self._record_due_s = time.monotonic() + _RECORD_S if spec.attempt == 0 else -math.inf
         self.written: frozenset[str] = frozenset()
+        self.repeated_until = 0
         self.drift: Difference | None = None
 
     @property
@@ -194,16 +196,12 @@ class CheckpointManager:
         existing = frozenset(self._storage.list(prefix))
         self._messages = MessageGC(self._worker)
         self.written = frozenset(key for key in existing if self._step_of(key) >= self._saved_step)
+        self.repeated_until = 1 + max((self._step_of(key) for key in self.written), default=-1)
         for step in sorted({self._step_of(key) for key in existing}):
             if step < self._saved_step:
                 messages = messages_of(step)
                 readers = {key: by for key, by in messages.readers.items() if key in existing}
                 self._messages.add_step(step, StepMessages(readers=readers, upstream=messages.upstream))
-
-    @property
-    def repeated_until(self) -> int:
-        """The number of steps of which some message was there when the worker started or went back."""
-        return 1 + max((self._step_of(key) for key in self.written), default=-1)
 
     def _step_of(self, key: str) -> int:
         return int(key.removeprefix(self._keys.messages(self._spec.worker)).partition("/")[0])

@@ -2,6 +2,10 @@
 
 All workers must end after the same step. An order is heard of in time if the worker has not begun the step that would
 be the first one too many; who hears of it later decides that it does not hold, before anybody can have obeyed it.
+
+An order to end at once is obeyed between two steps where that can be. No worker ends a step that another one has not
+begun, as each needs what all others put in it. So workers that end the step that they are in, if they can, and begin
+none, all stop after the same step: those that are a step ahead of others cannot end theirs.
 """
 
 import logging
@@ -10,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from funcpipe.core import Halt
-from funcpipe.errors import CorruptMessage
+from funcpipe.errors import CorruptMessage, RunHalted
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.halt import decide, halt_run, read_order
 from funcpipe.runstate.keys import Keys
@@ -28,6 +32,7 @@ class HaltOrders:
         self._lease = lease
         self._notice_steps = notice_steps
         self._lock = threading.Lock()
+        self._looking = threading.Lock()
         self._unread = 0
         self._order: tuple[int, Halt] | None = None
         self._begun = -1
@@ -35,28 +40,49 @@ class HaltOrders:
         self._at_once: str | None = None
 
     def look(self) -> str | None:
-        """Read whether there is a new order; why the worker must end at once, if it must."""
+        """Read the orders that are new; why the worker must end at once, if it must."""
+        with self._looking:
+            while not self._obeyed and self._look():
+                pass
+        return self._at_once
+
+    def _look(self) -> bool:
+        """Read the next order; whether there is one."""
         number = self._unread
         try:
-            halt = None if self._obeyed else read_order(self._storage, self._keys, number)
+            halt = read_order(self._storage, self._keys, number)
         except CorruptMessage as error:
             _log.warning("does without an order that cannot be read: %s", error)
             self._unread += 1
-            return self._at_once
-        if halt is not None:
-            when = "at once" if halt.step is None else f"after step {halt.step}"
-            _log.info("the run is to end %s: %s", when, halt.reason)
-            with self._lock:
-                self._unread = number + 1
-                in_time = halt.step is not None and self._begun < halt.step
-                if in_time:
-                    self._order = number, halt
-            if not in_time and self._holds(number, halt, late=halt.step is not None):
-                self._at_once = halt.reason
-        return self._at_once
+            return True
+        if halt is None:
+            return False
+        when = "at once" if halt.step is None else f"after step {halt.step}"
+        _log.info("the run is to end %s: %s", when, halt.reason)
+        with self._lock:
+            self._unread = number + 1
+            in_time = halt.step is not None and self._begun < halt.step
+            if in_time:
+                self._order = number, halt
+        if not in_time and self._holds(number, halt, late=halt.step is not None):
+            self._at_once = halt.reason
+        return True
+
+    @property
+    def last_step(self) -> int | None:
+        """The number of steps after which the run is to end; None if there is no order to."""
+        order = self._order
+        return None if order is None else order[1].step
 
     def end_before(self, step: int) -> bool:
-        """Whether the worker has been ordered to end before it begins `step`."""
+        """Whether the worker has been ordered to end before it begins `step`. Raises RunHalted if it must end at once.
+
+        Once the run is to end, it looks for orders before each step: one to end at once may follow.
+        """
+        if self._order is not None:
+            self.look()
+        if self._at_once is not None:
+            raise RunHalted(self._at_once)
         with self._lock:
             number, halt = self._order or (0, None)
             if halt is not None and halt.step is not None and step >= halt.step:

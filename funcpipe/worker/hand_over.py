@@ -10,7 +10,7 @@ one, its stage saved, and a client, a peer or a watchdog restarts it.
 import logging
 import threading
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from funcpipe.core import HandOver, WorkerSpec
 from funcpipe.core.backoff import Backoff
@@ -26,6 +26,14 @@ _log = logging.getLogger(__name__)
 
 _PAUSES = Backoff(first_s=2.0, most_s=20.0)
 """The pauses before a successor that could not be started is tried again."""
+
+
+@dataclass(frozen=True, slots=True)
+class HandOverCosts:
+    """Seconds for which the run stands still, and for which functions run beside their successors, of all workers."""
+
+    pause_s: float
+    beside_s: float
 
 
 class Successor:
@@ -56,17 +64,17 @@ class Successor:
         self._tries = 0
         self._try_at_s = 0.0
 
-    def start_in_time(self, *, step_s: float, saving_s: float, left_s: float = 0.0) -> None:
+    def start_in_time(self, *, last: int, step_s: float, saving_s: float, left_s: float = 0.0) -> None:
         """Start the successor, once, when it is time: it should be ready when this function leaves.
 
-        None is needed where the run's last step ends before, after `left_s` that a validation still takes.
+        None is needed where the `last` step of the run ends before, after `left_s` that a validation still takes.
         """
         lifetime_s = self._lifetime_s
         if lifetime_s is None or self._started or not step_s or self._progress.age_s < self._try_at_s:
             return
         ready_s = overlap_s(self._spec.faults.cold_start_s, step_s)
         leaves_s = leaves_at_s(lifetime_s, step_s, saving_s)
-        if self._progress.age_s + ready_s < leaves_s or self._ends_s(step_s, saving_s) + left_s < leaves_s:
+        if self._progress.age_s + ready_s < leaves_s or self._ends_s(last, step_s, saving_s) + left_s < leaves_s:
             return
         self._tries += 1
         spec = self._next_spec(lifetime_s)
@@ -94,9 +102,21 @@ class Successor:
         else:
             _log.warning("leaves after step %d without a successor: others have to restart this worker", step)
 
-    def _ends_s(self, step_s: float, saving_s: float) -> float:
-        """The age at which this function will have finished the run's last step and saved it."""
-        return self._progress.age_s + (self._progress.steps - self._progress.done) * step_s + saving_s
+    def costs_within(self, seconds: float, *, step_s: float, saving_s: float) -> HandOverCosts:
+        """What hand-overs cost the run, if any, that begin in so many seconds.
+
+        All workers hand over at about the same time, each in another step, and each time all wait until its stage is
+        saved and loaded again.
+        """
+        lifetime_s = self._lifetime_s
+        if lifetime_s is None or self._progress.age_s + seconds < leaves_at_s(lifetime_s, step_s, saving_s):
+            return HandOverCosts(pause_s=0.0, beside_s=0.0)
+        beside_s = 0.0 if self._started else overlap_s(self._spec.faults.cold_start_s, step_s)
+        return HandOverCosts(pause_s=2 * saving_s * self._progress.workers, beside_s=beside_s)
+
+    def _ends_s(self, last: int, step_s: float, saving_s: float) -> float:
+        """The age at which this function will have finished the `last` step and saved it."""
+        return self._progress.age_s + (last - self._progress.done) * step_s + saving_s
 
     def _next_spec(self, lifetime_s: float) -> WorkerSpec:
         left_s = max(lifetime_s - self._progress.age_s, POLL_S)
@@ -104,10 +124,13 @@ class Successor:
         return replace(self._spec, attempt=self._spec.attempt + 1, follows_within_s=left_s, account=account)
 
 
-def await_predecessor(spec: WorkerSpec, storage: Storage, keys: Keys) -> None:
-    """Return when the attempt before has handed over, or its function must have reached the end of its lifetime."""
+def await_predecessor(spec: WorkerSpec, storage: Storage, keys: Keys) -> bool:
+    """Return when the attempt before has handed over, or its function must have reached the end of its lifetime.
+
+    Returns whether this attempt may take over in any case: it has handed over, or it has none before it to wait for.
+    """
     if spec.follows_within_s is None or spec.attempt == 0:
-        return
+        return True
     key = keys.hand_over(spec.worker, spec.attempt - 1)
     never = threading.Event()
     began_s = time.monotonic()
@@ -119,7 +142,8 @@ def await_predecessor(spec: WorkerSpec, storage: Storage, keys: Keys) -> None:
             continue
         except CorruptMessage as error:  # it is there, and says nothing that is needed
             _log.warning("takes over, %.1f s after it was ready: %s", time.monotonic() - began_s, error)
-            return
+            return True
         _log.info("takes over after step %d, %.1f s after it was ready", step, time.monotonic() - began_s)
-        return
+        return True
     _log.warning("the attempt before has not handed over within %.1f s; takes over without", spec.follows_within_s)
+    return False

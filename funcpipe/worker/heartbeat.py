@@ -22,6 +22,10 @@ _MAX_FAILED_BEATS = 5
 """Heartbeats in a row that may fail because of the storage before the worker gives up."""
 
 
+_PAUSES = 5
+"""The pauses in which a worker that is to end at once may still end its step."""
+
+
 class HeartbeatThread:
     """Beats every `heartbeat_s` seconds within its context.
 
@@ -38,12 +42,14 @@ class HeartbeatThread:
         describe: Callable[[int], Heartbeat],
         exceeded: Callable[[], str | None],
         after_beat: Callable[[], None],
+        grace_s: Callable[[], float],
         heartbeat_s: float,
         cancel: threading.Event,
     ) -> None:
         """`describe` makes the heartbeat of a number; `exceeded` names a limit that is exceeded, if any.
 
-        `after_beat` is called after each heartbeat that lets the worker go on.
+        `after_beat` is called after each heartbeat that lets the worker go on. One that is to end at once may go on for
+        `grace_s`, to end between two steps.
         """
         self._storage = storage
         self._keys = keys
@@ -52,6 +58,7 @@ class HeartbeatThread:
         self._describe = describe
         self._exceeded = exceeded
         self._after_beat = after_beat
+        self._grace_s = grace_s
         self._heartbeat_s = heartbeat_s
         self._cancel = cancel
         self._stop = threading.Event()
@@ -107,10 +114,18 @@ class HeartbeatThread:
             _log.warning("a limit of the run is reached: %s", exceeded)
             self._orders.give(Halt(reason=exceeded))
             reason = exceeded
-        if reason is not None:
-            self._end(RunHalted(reason))
-        else:
+        if reason is None:
             self._after_beat()
+        elif not self._ends_in_time():
+            self._end(RunHalted(reason))
+
+    def _ends_in_time(self) -> bool:
+        """Whether the worker ends by itself while it may still go on.
+
+        That is counted in pauses: one in which the process stands still is no time in which it could have ended.
+        """
+        pauses_s = [self._grace_s() / _PAUSES] * _PAUSES
+        return any(self._stop.wait(pause_s) for pause_s in pauses_s if pause_s)
 
     def _put(self, heartbeat: Heartbeat) -> None:
         put_document(self._storage, self._keys.heartbeat(heartbeat.worker, heartbeat.attempt), heartbeat)

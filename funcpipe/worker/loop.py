@@ -8,23 +8,33 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from funcpipe.core import CountsByKind, Event, Events, Heartbeat, OnDrift, Outcome, RequestCounts, Resource, WorkerSpec
+from funcpipe.core import (
+    CountsByKind,
+    Event,
+    Events,
+    Heartbeat,
+    OnDrift,
+    Outcome,
+    RequestCounts,
+    Resource,
+    WorkerSpec,
+)
 from funcpipe.errors import Cancelled, ReplicasDiffer, RunHalted, Superseded, TaskFailed
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
-from funcpipe.runstate.limits import BudgetGuard
 from funcpipe.runstate.renewal import Renewal
 from funcpipe.runstate.replica_marks import instruction_set
 from funcpipe.training.computation import Computation
-from funcpipe.training.data import Batches
+from funcpipe.training.data import Batches, Step
 from funcpipe.worker.background import Background
 from funcpipe.worker.checkpoint_interval import CheckpointInterval
 from funcpipe.worker.checkpoint_manager import CheckpointManager
 from funcpipe.worker.halt_orders import HaltOrders
 from funcpipe.worker.hand_over import Successor, await_predecessor
 from funcpipe.worker.heartbeat import HeartbeatThread
+from funcpipe.worker.limit_check import LimitCheck
 from funcpipe.worker.peer_recovery import PeerRecovery
 from funcpipe.worker.progress import WorkerProgress
 from funcpipe.worker.step_runner import StepRunner
@@ -54,7 +64,7 @@ class Worker:
     interval: CheckpointInterval
     progress: WorkerProgress
     account: TimeAccount
-    budget: BudgetGuard
+    limits: LimitCheck
     successor: Successor
     peers: PeerRecovery
     renewal: Renewal
@@ -72,9 +82,10 @@ class Worker:
 
         Raises Superseded if another function is or becomes the worker, RunHalted if the run is to end at once.
         """
-        await_predecessor(self.spec, self.storage, self.keys)
+        if not await_predecessor(self.spec, self.storage, self.keys) and (reason := self.orders.look()) is not None:
+            raise RunHalted(reason)  # which the attempt before obeys, if it can: it has more to save
         if self.spec.attempt and self.spec.follows_within_s is not None:
-            self.budget.end_overlap(self.progress.billed_s)
+            self.progress.budget.end_overlap(self.progress.billed_s)
         self.lease.take()
         if (reason := self.orders.look()) is not None:
             raise RunHalted(reason)
@@ -84,8 +95,9 @@ class Worker:
             self.lease,
             self.orders,
             describe=self._describe,
-            exceeded=lambda: self.budget.exceeded(self.progress.billed_s),
+            exceeded=self.limits.exceeded,
             after_beat=self._after_beat,
+            grace_s=self.limits.grace_s,
             heartbeat_s=self.spec.faults.heartbeat_s,
             cancel=self.cancel,
         )
@@ -137,9 +149,7 @@ class Worker:
             if outcome is not None:
                 return outcome
             began_s = time.monotonic()
-            with self.account.step() as ended:
-                trace.append(self.runner.run(step, background))
-                ended(trace[-1])
+            trace.append(self._run_step(step, background))
             messages = self.runner.graphs.messages_of(step.number)
             self.checkpoints.record_messages(step.number, messages)
             part = self.runner.graphs.of_step(step.number)
@@ -148,11 +158,23 @@ class Worker:
             received_bytes = sum(event.payload_bytes for event in trace[-1] if event.lane is Resource.DOWNLOAD)
             self.interval.record_step(time.monotonic() - began_s, received_bytes, messages.most)
             self.checkpoints.after_step(self.progress.done, background.submit)
-            self._keep_limits()
+            self.limits.after_step()
             if self._has_drifted():
                 return None
         self._save_last(background)
         return self._validate(background) or Outcome.FINISHED
+
+    def _run_step(self, step: Step, background: Background) -> tuple[Event, ...]:
+        """Run `step`; its events. Where it is cut short at a limit of the run, what was done before is saved."""
+        try:
+            with self.account.step() as ended:
+                events = self.runner.run(step, background)
+                ended(events)
+        except (TaskFailed, Cancelled):
+            if self.limits.is_near() and self.computation.go_back():
+                self._save_last(background)
+            raise
+        return events
 
     def _validate(self, background: Background) -> Outcome | None:
         """Validate if that is due; how the worker ends before it has, or because of what was found.
@@ -190,11 +212,17 @@ class Worker:
 
         In a validation, before its next batch: batches take `batch_s` each, and `left_s` together.
         """
-        if self.orders.end_before(self.progress.done):
-            self._save_last(background)
-            return Outcome.HALTED
+        try:
+            if self.orders.end_before(self.progress.done):
+                self._save_last(background)
+                return Outcome.HALTED
+        except RunHalted:
+            if not self.limits.behind_steps:  # others are ahead, and have saved what comes later
+                self._save_last(background)
+                raise
         step_s, saving_s = max(self.interval.step_s, batch_s), self.interval.checkpoint_s
-        self.successor.start_in_time(step_s=step_s, saving_s=saving_s, left_s=left_s)
+        last = min(self.orders.last_step or self.progress.steps, self.progress.steps)
+        self.successor.start_in_time(last=last, step_s=step_s, saving_s=saving_s, left_s=left_s)
         if self.successor.must_leave(step_s=step_s, saving_s=saving_s):
             self._save_last(background, leaving=True)
             return Outcome.HANDED_OVER
@@ -208,19 +236,6 @@ class Worker:
         background.flush()
         self._has_drifted()
         self.checkpoints.mark_done(self.progress.done)
-
-    def _keep_limits(self) -> None:
-        """Order the run to end before it would exceed a limit."""
-        halt = self.budget.halt_before_exceeding(
-            step=self.progress.done,
-            steps=self.progress.steps,
-            age_s=self.progress.billed_s,
-            step_s=self.interval.step_s,
-            end_s=self.interval.checkpoint_s + (0.0 if self.validator is None else self.validator.took_s),
-        )
-        is_behind = self.progress.done < self.checkpoints.repeated_until  # and would order what others have passed
-        if halt is not None and not is_behind:
-            self.orders.give(halt)
 
     def _after_beat(self) -> None:
         """Look after others, and the first worker after what storages may delete."""

@@ -15,12 +15,12 @@ from funcpipe.runstate.limits import BudgetGuard
 
 
 class WorkerProgress:
-    """`done` of all `steps` steps are finished, those of earlier attempts included."""
+    """`done` of all `steps` steps are finished, those of earlier attempts included. The run has so many `workers`."""
 
     def __init__(self, spec: WorkerSpec, invoked: Invoked, *, steps: int) -> None:
         self._account = spec.account
         self._invoked = invoked
-        self._workers = len(spec.plan.stages) * spec.plan.replicas
+        self.workers = len(spec.plan.stages) * spec.plan.replicas
         self._own = self._others = self._for_all = CountsByKind()
         self.budget = BudgetGuard(spec.limits, spec.account, spec.faults.heartbeat_s, requests_usd=self._requests_usd)
         self.steps = steps
@@ -75,7 +75,7 @@ class WorkerProgress:
     def successor_account(self) -> RunAccount:
         """What a successor is told that is invoked now, and with it those of all other workers."""
         account = self.account
-        return replace(account, requests_usd=account.requests_usd + self._workers * account.invocation_usd)
+        return replace(account, requests_usd=account.requests_usd + self.workers * account.invocation_usd)
 
     def record_messages(self, own: CountsByKind, others: CountsByKind) -> None:
         """Record the messages of a step: those that this worker, and those that all others, have put and got."""
@@ -90,4 +90,4 @@ class WorkerProgress:
         """Dollars for the requests of all workers since this function was invoked."""
         usd = self._account.counted_usd
         besides_usd = max(usd(self.requests) - usd(self._own) - usd(self._for_all), 0.0)
-        return usd(self.requests) + usd(self._others) + (self._workers - 1) * besides_usd
+        return usd(self.requests) + usd(self._others) + (self.workers - 1) * besides_usd

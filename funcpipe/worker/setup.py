@@ -27,6 +27,7 @@ from funcpipe.worker.checkpoint_manager import CheckpointManager
 from funcpipe.worker.halt_orders import HaltOrders
 from funcpipe.worker.hand_over import Successor
 from funcpipe.worker.lane_monitor import LaneMonitor
+from funcpipe.worker.limit_check import LimitCheck
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.peer_recovery import PeerRecovery
 from funcpipe.worker.progress import WorkerProgress
@@ -85,20 +86,30 @@ def load_worker(
     checkpoints = CheckpointManager(
         spec, fenced, keys, lease=lease, computation=runner.computation, interval=interval, steps=progress.steps
     )
+    orders = HaltOrders(storage, keys, lease, notice_steps=lambda: budget.notice_steps(interval.step_s))
+    successor = Successor(spec, fenced, keys, open_platform, progress, lifetime_s=_lifetime_s(spec, invoked))
     return Worker(
         spec=spec,
         storage=fenced,
         keys=keys,
         lease=lease,
-        orders=HaltOrders(storage, keys, lease, notice_steps=lambda: budget.notice_steps(interval.step_s)),
+        orders=orders,
         batches=batches,
         runner=runner,
         checkpoints=checkpoints,
         interval=interval,
         progress=progress,
         account=account or TimeAccount(invoked, clock),
-        budget=budget,
-        successor=Successor(spec, fenced, keys, open_platform, progress, lifetime_s=_lifetime_s(spec, invoked)),
+        limits=LimitCheck(
+            progress=progress,
+            interval=interval,
+            checkpoints=checkpoints,
+            orders=orders,
+            successor=successor,
+            validator=validator,
+            heartbeat_s=spec.faults.heartbeat_s,
+        ),
+        successor=successor,
         peers=PeerRecovery(spec, fenced, keys, open_platform),
         renewal=Renewal(fenced, spec.run, keys=keys, renewed=progress.record_renewal),
         validator=validator,

@@ -2,9 +2,10 @@
 
 import pytest
 
-from funcpipe.core import Halt
-from funcpipe.errors import Superseded
+from funcpipe.core import Halt, HandOver
+from funcpipe.errors import RunHalted, Superseded
 from funcpipe.platforms.base import OPEN, Gate
+from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.halt import halt_run, read_halt, read_verdict
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
@@ -129,3 +130,26 @@ def test_a_failure_that_another_one_has_ended_the_run_for_changes_nothing() -> N
     second.give(Halt(reason="failed too"))
     assert second.look() == "failed"
     assert storage.list(KEYS.order(1)) == ()
+
+
+def test_an_order_of_an_attempt_that_has_handed_over_holds() -> None:
+    """It was given before: whoever hands over does nothing afterwards."""
+    storage = MemoryStorage()
+    leaving, other = orders(storage, "s0.r0"), orders(storage, "s1.r0")
+    leaving.give(BUDGET)
+    put_document(storage, KEYS.hand_over("s0.r0", 0), HandOver(step=5))
+    successor = orders(storage, "s0.r0", 1)
+    assert [ends_after(other), ends_after(successor, 5)] == [7, 7]
+
+
+def test_a_worker_that_is_to_end_looks_before_each_step_whether_it_must_at_once() -> None:
+    storage = MemoryStorage()
+    one, other = orders(storage, "s0.r0"), orders(storage, "s1.r0")
+    one.give(BUDGET)
+    other.look()
+    assert not other.end_before(3)
+    assert other.last_step == 7
+    one.give(Halt(reason="it has become too slow"))
+    for worker in (one, other):
+        with pytest.raises(RunHalted, match="it has become too slow"):
+            worker.end_before(4)

@@ -48,6 +48,7 @@ def test_the_last_heartbeat_comes_after_all_others() -> None:
         HaltOrders(storage, KEYS, lease, notice_steps=lambda: 1),
         describe=lambda number: replace(BEAT, attempt=0, step=number),
         exceeded=lambda: None,
+        grace_s=lambda: 0.0,
         after_beat=lambda: None,
         heartbeat_s=60.0,
         cancel=threading.Event(),

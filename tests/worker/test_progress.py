@@ -2,19 +2,31 @@
 
 import time
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 from funcpipe.client.upload import upload
-from funcpipe.core import CountsByKind, FaultTolerance, RequestCounts, RunAccount, RunLimits, StoreSpec, WorkerSpec
+from funcpipe.core import (
+    CountsByKind,
+    FaultTolerance,
+    Halt,
+    RequestCounts,
+    RunAccount,
+    RunLimits,
+    StoreSpec,
+    WorkerSpec,
+)
+from funcpipe.core.lifetime import leaves_at_s, overlap_s
 from funcpipe.platforms.base import Invoked
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.limits import BudgetGuard
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.run_keys import NONCE, signed_for_tests
+from funcpipe.worker.hand_over import HandOverCosts
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.progress import WorkerProgress
 from funcpipe.worker.setup import load_worker
@@ -59,12 +71,36 @@ def test_a_function_leaves_before_its_platform_ends_it_counted_from_its_invocati
     worker = loaded(Invoked(at_s=time.monotonic() - age_s, lifetime_s=lifetime_s), platform)
     assert age_s <= worker.progress.age_s < age_s + 300
     worker.lease.take()
-    worker.successor.start_in_time(step_s=1.0, saving_s=1.0)
+    worker.successor.start_in_time(last=100, step_s=1.0, saving_s=1.0)
     assert (len(platform.invoked) == 1) is leaves
     if leaves:
         (spec,) = platform.invoked
         assert isinstance(spec, WorkerSpec)
         assert spec.faults.lifetime_s == 900.0  # the next function has a life of its own
+
+
+def test_no_successor_is_started_where_the_run_is_to_end_before() -> None:
+    platform = Recording()
+    worker = loaded(Invoked(at_s=time.monotonic() - 870.0), platform)
+    worker.lease.take()
+    worker.successor.start_in_time(last=worker.progress.done + 3, step_s=1.0, saving_s=1.0)
+    assert platform.invoked == []
+    worker.successor.start_in_time(last=worker.progress.done + 300, step_s=1.0, saving_s=1.0)
+    assert len(platform.invoked) == 1
+
+
+def test_what_a_hand_over_will_cost_is_counted_before_it_begins() -> None:
+    """Functions live for 900 s, and start within 10 s."""
+    worker = loaded(Invoked(at_s=time.monotonic() - 700.0), Recording())
+    leaves_s = leaves_at_s(900.0, 1.0, 2.0) - 700.0
+    assert worker.successor.costs_within(leaves_s - 50.0, step_s=1.0, saving_s=2.0) == HandOverCosts(0.0, 0.0)
+    found = worker.successor.costs_within(leaves_s + 1.0, step_s=1.0, saving_s=2.0)
+    assert found == HandOverCosts(pause_s=2 * 2.0 * worker.progress.workers, beside_s=overlap_s(10.0, 1.0))
+    account = RunAccount(spent_usd=5.0, run_usd_s=0.1)
+    guard = BudgetGuard(RunLimits(max_usd=10.0), account, heartbeat_s=1.0)
+    order = partial(guard.halt_before_exceeding, step=0, steps=100, age_s=10.0, step_s=1.0, end_s=5.0)
+    assert order() is None
+    assert order(beside_s=40.0) == Halt(reason="it would cost more than $10", step=3)
 
 
 def progress_of(own: RequestCounts, *, workers: int) -> WorkerProgress:
