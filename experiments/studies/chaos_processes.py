@@ -9,7 +9,9 @@ reached. A run whose client was killed is resumed with other cuts of the model.
 import argparse
 import contextlib
 import functools
+import os
 import random
+import secrets
 import subprocess
 import sys
 import tempfile
@@ -22,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from experiments.studies.chaos import show
-from experiments.studies.process_faults import LASTS_S, Striker, is_mountable, own_disk
+from experiments.studies.process_faults import LASTS_S, MARK, Striker, is_mountable, mark, own_disk
 from funcpipe import FuncPipe
 from funcpipe.client.control import clean, status
 from funcpipe.client.verdict import Verdict
@@ -119,7 +121,7 @@ def run(seed: int, fault: Fault, expected: dict[str, Tensor], storage_url: str |
 def _left() -> set[int]:
     """The processes of the run that do not end by themselves: a watchdog ends once it sees that its run has ended."""
     until_s = time.monotonic() + ENDS_WITHIN_S
-    while (left := {*all_hosts(), *all_functions()}) and time.monotonic() < until_s:
+    while (left := {*all_hosts(mark()), *all_functions(mark())}) and time.monotonic() < until_s:
         time.sleep(0.1)
     return left
 
@@ -237,6 +239,9 @@ def main() -> None:
     parser.add_argument("--client", metavar="URL", help="only train, with this storage")
     parser.add_argument("--result", type=Path, help="where a client writes the parameters")
     options = parser.parse_args()
+    if MARK not in os.environ:  # from its beginning, as its processes may be forked from this one
+        words = [sys.executable, "-m", "experiments.studies.chaos_processes", *sys.argv[1:]]
+        os.execve(sys.executable, words, {**os.environ, MARK: secrets.token_hex(8)})
     torch.set_num_threads(1)
     if options.client:
         trained = train(options.client, chaos.job().plan)
@@ -247,8 +252,6 @@ def main() -> None:
     if options.storage is None and not is_mountable():
         chosen = [fault for fault in chosen if fault not in (Fault.OUTAGE, Fault.MIXED)]
         print("without the right to mount a disk, no disk fails here: outages are left out", flush=True)
-    if all_hosts():
-        raise SystemExit(f"hosts of local functions run on this machine: {all_hosts()}; they would be hit")
     with tempfile.TemporaryDirectory() as folder:
         expected, _ = train(Path(folder).as_uri(), chaos.job().plan)
     endings = []

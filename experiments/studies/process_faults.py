@@ -18,8 +18,16 @@ from funcpipe.testing.processes import all_functions, running
 LASTS_S = 4.0
 """About so long does a run last once its functions are started; faults strike within."""
 
+MARK = "FUNCPIPE_STUDY"
+"""The environment variable that tells the processes of a study from all others of this machine."""
+
 _WRITTEN = {Fault.SAVING: "/checkpoints/", Fault.HANDING: "/hand-overs/"}
 _LOOK_S = 0.005
+
+
+def mark() -> str:
+    """What the environment of this study's processes holds."""
+    return f"{MARK}={os.environ[MARK]}"
 
 
 class Striker:
@@ -49,7 +57,7 @@ class Striker:
 
     def strike(self, workers: int) -> None:
         """Wait for the moment, and strike."""
-        if not self._come(lambda: len(all_functions()) >= workers, 0.05):
+        if not self._come(lambda: len(all_functions(mark())) >= workers, 0.05):
             return
         if self._fault in _WRITTEN:
             count = self._draw.randrange(1, workers + 1)
@@ -61,7 +69,7 @@ class Striker:
             with _unreachable(self._url):
                 time.sleep(self._asleep_s / 2)
             return
-        victims = all_functions()
+        victims = all_functions(mark())
         hit = self._draw.sample(victims, min(self._draw.choice((1, 2)), len(victims)))
         if self._fault not in (Fault.SLEEP, Fault.ZOMBIE):
             _signal(hit, signal.SIGKILL)

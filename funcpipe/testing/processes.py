@@ -21,14 +21,14 @@ def hosts_of(client: int) -> list[int]:
     return [pid for server in children(client) for pid in children(server) if _is_host(pid)]
 
 
-def all_hosts() -> list[int]:
-    """The hosts of local functions, of detached runs too."""
-    return [pid for pid in running() if _is_host(pid)]
+def all_hosts(variable: str = "") -> list[int]:
+    """The hosts of local functions, of detached runs too; with `variable`, NAME=VALUE, those that began with it."""
+    return [pid for pid in running() if _is_host(pid) and (not variable or _began_with(pid, variable))]
 
 
-def all_functions() -> list[int]:
-    """The functions that all hosts of this machine run."""
-    return [function for host in all_hosts() for function in children(host)]
+def all_functions(variable: str = "") -> list[int]:
+    """The functions that all these hosts run."""
+    return [function for host in all_hosts(variable) for function in children(host)]
 
 
 def runs(pid: int) -> bool:
@@ -39,6 +39,11 @@ def runs(pid: int) -> bool:
 def running() -> list[int]:
     """All processes that have not ended."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit() and runs(int(name))]
+
+
+def _began_with(pid: int, variable: str) -> bool:
+    """Whether the program that the process is, or was forked from, began with a variable of its environment."""
+    return variable.encode() in _read(pid, "environ").split(b"\0")
 
 
 def _is_host(pid: int) -> bool:
