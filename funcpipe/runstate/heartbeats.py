@@ -1,6 +1,6 @@
 """The heartbeats of workers: each attempt of a worker writes its own, and the newest attempt's counts.
 
-Those of earlier attempts stay: they are all that is known of the requests of one that died.
+Those of attempts that left no report stay: they are all that is known of the requests of one that died.
 """
 
 import logging

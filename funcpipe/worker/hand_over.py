@@ -12,12 +12,12 @@ import threading
 import time
 from dataclasses import dataclass, replace
 
-from funcpipe.core import HandOver, WorkerSpec
+from funcpipe.core import HandOver, WorkerReport, WorkerSpec
 from funcpipe.core.backoff import Backoff
 from funcpipe.core.lifetime import leaves_at_s, overlap_s
 from funcpipe.errors import CorruptMessage, KeyMissing, PlatformError, PlatformRefused
 from funcpipe.platforms.base import OpenPlatform, Storage
-from funcpipe.runstate.documents import POLL_S, get_document, put_document
+from funcpipe.runstate.documents import POLL_S, find_readable_document, get_document, put_document
 from funcpipe.runstate.functions import start_for_worker
 from funcpipe.runstate.keys import Keys
 from funcpipe.worker.progress import WorkerProgress
@@ -96,11 +96,23 @@ class Successor:
 
     def hand_over(self, step: int) -> None:
         """Tell the successor that `step` steps are done and saved."""
+        self._forget_before()
         put_document(self._storage, self._keys.hand_over(self._spec.worker, self._spec.attempt), HandOver(step=step))
         if self._started:
             _log.info("handed over to attempt %d after step %d", self._spec.attempt + 1, step)
         else:
             _log.warning("leaves after step %d without a successor: others have to restart this worker", step)
+
+    def _forget_before(self) -> None:
+        """Delete what nobody needs any more of the functions before: a heartbeat, where there is a report to bill."""
+        spec, before = self._spec, self._spec.attempt - 1
+        if before < 0:
+            return
+        outdated = [self._keys.hand_over(spec.worker, before - 1)] if before else []
+        report = self._keys.worker_report(spec.worker, before)
+        if find_readable_document(self._storage, WorkerReport, report) is not None:
+            outdated.append(self._keys.heartbeat(spec.worker, before))
+        self._storage.delete_many(outdated)
 
     def costs_within(self, seconds: float, *, step_s: float, saving_s: float) -> HandOverCosts:
         """What hand-overs cost the run, if any, that begin in so many seconds.

@@ -16,11 +16,12 @@ from funcpipe.core.backoff import Backoff
 from funcpipe.errors import PlatformBusy, PlatformRefused
 from funcpipe.platforms.base import OPEN, Gate, Handle, Invoked
 from funcpipe.runstate.checkpoints import Checkpoints
-from funcpipe.runstate.documents import get_document
+from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.generations import write_payload
 from funcpipe.runstate.halt import read_halt
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
+from funcpipe.runstate.spending import worker_reports
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from funcpipe.worker import hand_over
@@ -29,6 +30,7 @@ from funcpipe.worker.hand_over import await_predecessor
 from tests.e2e import small
 from tests.in_process import make_job, prepared_run
 from tests.recording import Recording
+from tests.run_documents import BEAT
 
 KEYS = Keys("run-1", 0, NONCE)
 WORKER = "s0.r0"
@@ -149,3 +151,39 @@ def test_a_successor_takes_over_from_a_predecessor_whose_word_was_cut_short() ->
     spec = replace(first_attempt(storage, Recording(), epochs=1), attempt=1, follows_within_s=600.0)
     storage.put(KEYS.hand_over(WORKER, 0), b"{")
     await_predecessor(spec, signed_for_tests(storage), KEYS)
+
+
+def test_what_is_left_of_functions_that_handed_over_are_leases_bills_and_traces(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    storage, platform = MemoryStorage(), Recording()
+    started = 0
+    leaves_when(monkeypatch, lambda: len(platform.invoked) > started)
+    spec = first_attempt(storage, platform)
+    for started in range(6):
+        assert run_attempt(spec, storage, platform.open, invoked=Invoked())
+        successor = platform.invoked[started]
+        assert isinstance(successor, WorkerSpec)
+        spec = successor
+    own = signed_for_tests(storage)
+    assert [report.outcome for report in worker_reports(own, KEYS)] == 6 * [Outcome.HANDED_OVER]
+    attempts = {
+        folder: [key.rpartition("/")[2] for key in storage.list(f"{KEYS.prefix}{folder}/{WORKER}/")]
+        for folder in ("leases", "reports", "traces", "heartbeats", "hand-overs", "progress", "functions")
+    }
+    for folder in ("leases", "reports", "traces"):
+        assert attempts[folder] == [f"{attempt:08d}" for attempt in range(6)]
+    assert len(attempts["functions"]) == 6
+    assert (attempts["heartbeats"], attempts["hand-overs"]) == (["00000005"], ["00000004", "00000005"])
+    assert len(attempts["progress"]) == 2
+
+
+def test_the_heartbeat_of_a_function_that_left_no_report_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is all that is known of what that function has asked the storage."""
+    storage, platform = MemoryStorage(), Recording()
+    leaves_when(monkeypatch, lambda: bool(platform.invoked))
+    spec = replace(first_attempt(storage, platform), attempt=2)
+    own = signed_for_tests(storage)
+    put_document(own, KEYS.heartbeat(WORKER, 1), BEAT)
+    assert run_attempt(spec, storage, platform.open, invoked=Invoked())
+    assert len(storage.list(KEYS.heartbeats(WORKER))) == 2
