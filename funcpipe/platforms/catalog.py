@@ -21,6 +21,7 @@ from funcpipe.platforms.processors import usable_processors
 from funcpipe.platforms.regions import priced_in, region_tables
 from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.platforms.routed import Routed
+from funcpipe.platforms.timed import Timed
 from funcpipe.platforms.wrappers import RETRY_S, Counted, Retried
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ def _open_one(
     parts, options = _storage_parts(url)
     store = _open_unretried(url, parts, options)
     counted = store if meter is None else Counted(store, meter, kinds=kinds)
-    store = Retried(counted, deadline_s=retry_s, first_s=first_s)
+    timed = Timed(counted, parts._replace(fragment="").geturl())
+    store = Retried(timed, deadline_s=retry_s, first_s=first_s)
     return read_link(parts.fragment).impose(store) if parts.fragment else store
 
 
