@@ -2,6 +2,7 @@
 
 import functools
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,8 +21,10 @@ class S3Server:
     secret_key: str
 
     def use(self, patch: pytest.MonkeyPatch) -> None:
-        """Have its credentials in the environment."""
+        """Have its credentials in the environment, also for the session that boto3 keeps for its own functions."""
         read_once()
+        if "boto3" in sys.modules:
+            patch.setattr(sys.modules["boto3"], "DEFAULT_SESSION", None)
         patch.setenv("AWS_ACCESS_KEY_ID", self.access_key)
         patch.setenv("AWS_SECRET_ACCESS_KEY", self.secret_key)
         patch.delenv("AWS_SESSION_TOKEN", raising=False)

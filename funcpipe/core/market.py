@@ -83,7 +83,7 @@ class Market:
     gpus: tuple[Gpu, ...] = ()
     start_s: float = 0.0
     replace_s: float = 0.0
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         checks.filled("machines", self.machines)

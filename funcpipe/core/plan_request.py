@@ -23,7 +23,7 @@ class Pins:
 
     cuts: tuple[str, ...] = ()
     together: tuple[tuple[str, ...], ...] = ()
-    sizes: Mapping[str, str] = field(default_factory=dict)
+    sizes: Mapping[str, str] = field(default_factory=dict, hash=False)
     memory_mb: int | None = None
     max_memory_mb: int | None = None
     max_functions: int | None = None

@@ -100,13 +100,13 @@ class PlatformSpec:
     shared_cores: int | None = None
     base_memory_bytes: int | None = None
     price_empty_get_usd: float | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
     stores: tuple[StoreSpec, ...] = ()
     puts_s: float | None = None
     gets_s: float | None = None
     largest_bytes: int | None = None
     price_traffic_usd_gb: float = 0.0
-    borrowed: Mapping[str, str] = field(default_factory=dict)
+    borrowed: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         checks.filled("sizes", self.sizes)

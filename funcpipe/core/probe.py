@@ -25,7 +25,7 @@ class ProbeSpec:
     time_s: float
     repeats: int = 1
     layers: tuple[int, ...] = ()
-    code: Mapping[str, str] = field(default_factory=dict)
+    code: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         checks.filled("run", self.run)

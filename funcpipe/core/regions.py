@@ -27,13 +27,13 @@ class RegionPrices:
     """
 
     region: str
-    price_gb_s_usd: Mapping[str, float] = field(default_factory=dict)
+    price_gb_s_usd: Mapping[str, float] = field(default_factory=dict, hash=False)
     price_invocation_usd: float | None = None
     price_put_usd: float | None = None
     price_get_usd: float | None = None
     price_traffic_usd_gb: float | None = None
     shared_bytes_s: float | None = None
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         known = {name for names in _FIELDS.values() for name in names if getattr(self, name) not in (None, {})}

@@ -215,7 +215,7 @@ class WorkerReport:
     instructions: str = ""
     lists: int = 0
     by_kind: CountsByKind | None = None
-    uses: Mapping[str, float] = field(default_factory=dict)
+    uses: Mapping[str, float] = field(default_factory=dict, hash=False)
     first_step: int | None = None
 
     @property

@@ -46,7 +46,7 @@ class RunAccount:
     invocation_usd: float = 0.0
     hours_usd_s: float = 0.0
     collect_usd: float = 0.0
-    stores: Mapping[str, StoreSpec] = field(default_factory=dict)
+    stores: Mapping[str, StoreSpec] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for item in fields(self):

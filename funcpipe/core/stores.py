@@ -48,7 +48,7 @@ class StoreSpec:
     gets_s: float | None = None
     largest_bytes: int | None = None
     durable: bool = False
-    sources: Mapping[str, str] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         for name in ("latency_s", *_PRICES):

@@ -77,7 +77,7 @@ class Events:
     FORMAT: ClassVar[str] = "funcpipe.events/1"
 
     events: tuple[Event, ...]
-    samples: Mapping[int, int] = field(default_factory=dict)
+    samples: Mapping[int, int] = field(default_factory=dict, hash=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +90,7 @@ class Prices:
     function_usd_s: tuple[float, ...]
     put_usd: float
     get_usd: float
-    stores: Mapping[str, StoreSpec] = field(default_factory=dict)
+    stores: Mapping[str, StoreSpec] = field(default_factory=dict, hash=False)
 
     def transfer_usd(self, event: Event) -> float:
         """Dollars for the request of `event` and for its bytes; 0 for one that transfers nothing."""
@@ -126,7 +126,7 @@ class Trace(Showable):
     source: Source
     events: tuple[Event, ...]
     prices: Prices | None = None
-    samples: Mapping[int, int] = field(default_factory=dict)
+    samples: Mapping[int, int] = field(default_factory=dict, hash=False)
 
     @property
     def duration_s(self) -> float:

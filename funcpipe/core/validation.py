@@ -112,7 +112,7 @@ class Validation:
     data: Any
     every_steps: int | None = None
     every_epochs: int | None = None
-    metrics: Mapping[str, Any] = field(default_factory=dict)
+    metrics: Mapping[str, Any] = field(default_factory=dict, hash=False)
     monitor: str = LOSS
     mode: MonitorMode | str = MonitorMode.MIN
     patience: int | None = None

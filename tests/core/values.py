@@ -12,6 +12,7 @@ from funcpipe.core import (
     Optimality,
     OptimizerKind,
     Plan,
+    PlanRequest,
     PlatformSpec,
     Recompute,
     ScheduleKind,
@@ -193,6 +194,9 @@ wires = st.sampled_from(
 """Formats of messages and of sums that go together."""
 
 
+requests = st.builds(PlanRequest, profile=profiles(), spec=platforms())
+
+
 @st.composite
 def plans(draw: st.DrawFn) -> Plan:
     micro_batch, replicas = draw(st.integers(1, 8)), draw(st.integers(1, 8))
@@ -226,6 +230,7 @@ def plans(draw: st.DrawFn) -> Plan:
         estimate=draw(st.none() | estimates),
         solver=draw(st.none() | solver_reports),
         stores=draw(stores),
+        request=draw(st.none() | requests),
     )
 
 

@@ -175,7 +175,7 @@ def test_the_papers_form_by_scip_within_a_budget() -> None:
 @pytest.mark.parametrize(
     ("skips", "training", "message"),
     [
-        (3, TrainingSpec(global_batch=16, recompute=Recompute.NEVER), "must be the next layer alone, in a chain"),
+        (3, PAPER, "must be the next layer alone, in a chain"),
         (0, TrainingSpec(global_batch=16, recompute=Recompute.NEVER), "schedule must be 'gpipe' .* got 'auto'"),
         (0, TrainingSpec(global_batch=16), "recompute must be 'never' in the paper's form"),
         (0, replace(PAPER, sync=None), "sync must be 'three-phase' or 'pipelined' in the paper's form, got 'auto'"),
