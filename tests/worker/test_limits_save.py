@@ -29,7 +29,7 @@ from funcpipe.runstate.limits import BudgetGuard
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.e2e import small
-from tests.e2e.plans import even_plan_of, layer_names
+from tests.e2e.plans import even_plan
 from tests.in_process import make_job
 
 RUN = "run-1"
@@ -46,8 +46,7 @@ def model() -> nn.Module:
 
 @functools.cache
 def job(replicas: int = 1, epochs: int = 8) -> Job:
-    names = layer_names(model(), (torch.randn(2, 4),))
-    plan = even_plan_of(names, stages=2, replicas=replicas, micro_batch=2, micro_batches=2)
+    plan = even_plan(model(), (torch.randn(2, 4),), stages=2, replicas=replicas, micro_batch=2, micro_batches=2)
     loss, optimizer = nn.functional.cross_entropy, functools.partial(torch.optim.SGD, lr=0.1, momentum=0.9)
     return make_job(model(), plan, small.data, loss=loss, optimizer=optimizer, epochs=epochs, deadline_s=60.0)
 
