@@ -32,7 +32,7 @@ from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.local.files import FileStorage
 from funcpipe.platforms.local.throttle import OwnPace, Pace, SharedPace, Throttled
 from funcpipe.platforms.wrappers import Counted
-from funcpipe.scheduler.execute import TaskResult, execute
+from funcpipe.scheduler.execute import TaskResult, execute, lane_threads
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.lane_rules import SIDE_BY_SIDE
 from funcpipe.scheduler.tasks import Kind, Task
@@ -117,6 +117,7 @@ def _repeat(
     times: list[tuple[float, float]] = []
     events: tuple[Event, ...] = ()
     cpu_s, before = 0.0, store.traffic
+    threads = lane_threads()
     feedback = new_feedback(vector, way.pattern, replica, wire=way.wire)
     for step in range(repeat + 1):
         vector.fill_(float(replica + 1) if replica < way.replicas else 0.0)
@@ -137,7 +138,13 @@ def _repeat(
         channel.begin_step()
         start_s = time.monotonic()
         events = execute(
-            graph, run_task, step=step, cancel=cancel, open_requests=way.links.open_requests, clock=time.monotonic
+            graph,
+            run_task,
+            step=step,
+            cancel=cancel,
+            threads=threads,
+            open_requests=way.links.open_requests,
+            clock=time.monotonic,
         )
         if step:
             times.append((start_s, time.monotonic()))

@@ -18,7 +18,7 @@ from funcpipe.core import Event, Source, Trace
 from funcpipe.platforms.base import OPEN as AT_ONCE
 from funcpipe.platforms.base import Gate
 from funcpipe.platforms.wrappers import StorageWrapper
-from funcpipe.scheduler.execute import TaskResult, execute
+from funcpipe.scheduler.execute import TaskResult, execute, lane_threads
 from funcpipe.scheduler.graph import Graph
 from funcpipe.scheduler.lane_rules import SIDE_BY_SIDE
 from funcpipe.scheduler.simulator.costs import Cost
@@ -43,9 +43,11 @@ def run(graph: Graph, cost: Callable[[Task], Cost], *, steps: int) -> Trace:
         part = graph.of_worker(*worker)
         lanes = _Lanes(storage, cost, cancel)
         found: list[Event] = []
-        for step in range(steps):
-            together.wait()
-            found += execute(part, lanes.of_step(step), step=step, cancel=cancel, open_requests=OPEN_REQUESTS)
+        with lane_threads() as threads:
+            for step in range(steps):
+                together.wait()
+                do = lanes.of_step(step)
+                found += execute(part, do, step=step, cancel=cancel, threads=threads, open_requests=OPEN_REQUESTS)
         return found
 
     with ThreadPoolExecutor(len(workers)) as pool:

@@ -28,7 +28,7 @@ from funcpipe.platforms.base import Gate, Storage
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.local.throttle import OwnPace, Throttled
 from funcpipe.platforms.wrappers import Counted, StorageWrapper
-from funcpipe.scheduler.execute import TaskResult, execute
+from funcpipe.scheduler.execute import TaskResult, execute, lane_threads
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.lane_rules import SIDE_BY_SIDE
 from funcpipe.scheduler.tasks import Kind, Task, source_of
@@ -193,12 +193,20 @@ class Worker:
         self.channel = Channel(self.counted, ArrivalEstimator(deadline_s=DEADLINE_S), run_key=RUN_KEY, cancel=cancel)
         self.varies = random.Random(f"{worker}")
         self.gradient = torch.zeros(GRADIENT)
+        self.threads = lane_threads()
 
     def run(self, steps: int) -> None:
         for step in range(steps):
             began_s, before = time.monotonic(), self.counted.traffic
             self.channel.begin_step()
-            execute(self.graph, self.doer(step), step=step, cancel=self.cancel, open_requests=OPEN_REQUESTS)
+            execute(
+                self.graph,
+                self.doer(step),
+                step=step,
+                cancel=self.cancel,
+                threads=self.threads,
+                open_requests=OPEN_REQUESTS,
+            )
             for task in self.graph.tasks:  # all have read what was put two steps ago
                 if task.kind.is_put and step >= 2:
                     self.forget(key_of(task, step - 2))

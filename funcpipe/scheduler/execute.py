@@ -1,8 +1,10 @@
 """The executor: runs one worker's part of a task graph, with threads for each of its lanes."""
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 from funcpipe.core import Event, Resource
@@ -24,12 +26,22 @@ class TaskResult:
     ago_s: tuple[float, float] | None = None
 
 
+def lane_threads() -> ThreadPoolExecutor:
+    """Threads for the lanes of one worker, kept from step to step.
+
+    There are as many as lanes at once: a lane that waited for a thread could keep the others waiting for ever.
+    """
+    return ThreadPoolExecutor(sys.maxsize, thread_name_prefix="funcpipe-lane")
+
+
 def execute(
     graph: Graph,
     run_task: Callable[[Task], TaskResult],
     *,
     step: int,
     cancel: threading.Event,
+    threads: ThreadPoolExecutor,
+    attempt: int = 0,
     open_requests: int = 1,
     open_downloads: int | None = None,
     clock: Callable[[], float] = time.time,
@@ -37,34 +49,30 @@ def execute(
     """Run the tasks of one worker, each as soon as what it needs has ended and its lane lets it (see `lane_rules`).
 
     Up to `open_requests` uploads are under way at once, and as many downloads unless `open_downloads` says otherwise;
-    `run_task` has to let only one body at a time move in each direction. The compute lane runs in the calling thread.
+    `run_task` has to let only one body at a time move in each direction. The compute lane runs in the calling thread,
+    the others in `threads`, of `lane_threads`.
     The first failure wins: it sets `cancel`, which blocked tasks must obey, and is raised as TaskFailed once all lanes
     have stopped. If `cancel` is set from outside, Cancelled is raised. Events have the times of `clock`.
     """
-    lanes = {lane.resource: positions for lane, positions in graph.lanes().items()}
-    execution = _Execution(graph, run_task, step, cancel, clock)
+    execution = _Execution(graph, run_task, step, attempt, cancel, clock)
     widths = {
         Resource.UPLOAD: open_requests,
         Resource.DOWNLOAD: open_requests if open_downloads is None else open_downloads,
         Resource.MERGE: 1,
         Resource.LOAD: 1,
     }
-    threads = [
-        threading.Thread(target=execution.run_lane, args=(lane,), name=f"funcpipe-{resource.value}-{number}")
+    beside = [
+        threads.submit(execution.run_lane, lane)
         for resource, width in widths.items()
-        for lane in [_Lane(lanes.get(resource, ()), ORDERS[resource])]
-        for number in range(min(width, len(lanes.get(resource, ()))))
+        for lane in [execution.lanes[resource]]
+        for _ in range(min(width, len(lane.left)))
     ]
-    for thread in threads:
-        thread.start()
     try:
-        execution.run_lane(_Lane(lanes.get(Resource.COMPUTE, ()), ORDERS[Resource.COMPUTE]))
-    except BaseException:
-        execution.stop()
-        raise
+        execution.run_lane(execution.lanes[Resource.COMPUTE])
     finally:
-        for thread in threads:
-            thread.join()
+        wait(beside)
+    for lane in beside:
+        lane.result()
     if execution.failure is not None:
         task, error = execution.failure
         raise TaskFailed(str(task), error) from error
@@ -76,20 +84,16 @@ def execute(
 class _Lane:
     """The tasks of a lane, by position, that no thread has taken yet."""
 
-    def __init__(self, positions: Sequence[int], order: Order) -> None:
-        self._left = list(positions)
+    def __init__(self, order: Order, positions: Sequence[int], lock: threading.Lock) -> None:
+        self.left = list(positions)
+        self.turn = threading.Lock()  # of its threads, one at a time waits for the lane's next task
+        self.may_start = threading.Condition(lock)
         self._overtaking = order is Order.OVERTAKING
-        self._lock = threading.Lock()
 
-    def next(self, wait_for: Callable[[Sequence[int]], int | None]) -> int | None:
-        """The next task, once it can start; None when no task is left or `wait_for` gives up."""
-        with self._lock:
-            if not self._left:
-                return None
-            position = wait_for(self._left if self._overtaking else self._left[:1])
-            if position is not None:
-                self._left.remove(position)
-            return position
+    @property
+    def candidates(self) -> Sequence[int]:
+        """The tasks of which the first that may start is next."""
+        return self.left if self._overtaking else self.left[:1]
 
 
 class _Execution:
@@ -100,56 +104,73 @@ class _Execution:
         graph: Graph,
         run_task: Callable[[Task], TaskResult],
         step: int,
+        attempt: int,
         cancel: threading.Event,
         clock: Callable[[], float],
     ) -> None:
         self.graph = graph
         self.run_task = run_task
         self.step = step
+        self.attempt = attempt
         self.cancel = cancel
         self.clock = clock
         self.done = [False] * len(graph.tasks)
-        self.changed = threading.Condition()
         self.events: list[Event] = []
         self.failure: tuple[Task, BaseException] | None = None
+        self._lock = threading.Lock()
+        positions = {lane.resource: positions for lane, positions in graph.lanes().items()}
+        self.lanes = {resource: _Lane(ORDERS[resource], positions.get(resource, ()), self._lock) for resource in ORDERS}
 
     def run_lane(self, lane: _Lane) -> None:
-        """Run tasks of `lane` until none is left or the step is cancelled."""
-        while (position := lane.next(self._wait_for)) is not None:
-            task = self.graph.tasks[position]
-            start_s = self.clock()
-            try:
-                result = self.run_task(task)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - any failure stops all lanes; execute raises it
-                self._fail(task, error)
-                return
+        """Run tasks of `lane` until none is left or the step is cancelled; what interrupts it cancels the step."""
+        try:
+            while (position := self._next(lane)) is not None:
+                self._run(position)
+        except BaseException:
+            with self._lock:
+                self._stop()
+            raise
+
+    def _run(self, position: int) -> None:
+        task, start_s = self.graph.tasks[position], self.clock()
+        try:
+            result = self.run_task(task)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - any failure stops all lanes; execute raises it
+            self._fail(task, error)
+        else:
             self._finish(position, start_s, result)
 
-    def stop(self) -> None:
-        """Make every lane stop before its next task."""
-        with self.changed:
-            self.cancel.set()
-            self.changed.notify_all()
-
-    def _wait_for(self, positions: Sequence[int]) -> int | None:
-        """The first of `positions` that can start, once one can; None if the step is cancelled."""
-        with self.changed:
-            self.changed.wait_for(lambda: self.cancel.is_set() or self._first_ready(positions) is not None)
-            if not self.cancel.is_set():
-                return self._first_ready(positions)
-            self.changed.notify_all()  # whoever set it from outside has not woken the other lanes
+    def _next(self, lane: _Lane) -> int | None:
+        """Take the next task of `lane`, once it may start; None when none is left or the step is cancelled."""
+        with lane.turn, self._lock:
+            while lane.left and not self.cancel.is_set():
+                position = self._first_ready(lane)
+                if position is not None:
+                    lane.left.remove(position)
+                    return position
+                lane.may_start.wait()
+            if lane.left:
+                self._stop()  # whoever set it from outside has not woken the other lanes
             return None
 
-    def _first_ready(self, positions: Sequence[int]) -> int | None:
+    def _first_ready(self, lane: _Lane) -> int | None:
         needs = self.graph.needs
-        return next((p for p in positions if all(self.done[need] for need in needs[p])), None)
+        for position in lane.candidates:
+            if all(self.done[need] for need in needs[position]):
+                return position
+        return None
 
     def _fail(self, task: Task, error: BaseException) -> None:
-        with self.changed:
+        with self._lock:
             if self.failure is None or isinstance(self.failure[1], Cancelled):
                 self.failure = (task, error)
-            self.cancel.set()
-            self.changed.notify_all()
+            self._stop()
+
+    def _stop(self) -> None:
+        """Make every lane stop before its next task; by whoever holds the lock."""
+        self.cancel.set()
+        for lane in self.lanes.values():
+            lane.may_start.notify_all()
 
     def _finish(self, position: int, start_s: float, result: TaskResult) -> None:
         task, end_s = self.graph.tasks[position], self.clock()
@@ -165,8 +186,11 @@ class _Execution:
             end_s=max(end_s, start_s),
             payload_bytes=result.payload_bytes,
             waited_s=result.waited_s,
+            attempt=self.attempt,
         )
-        with self.changed:
+        with self._lock:
             self.events.append(event)
             self.done[position] = True
-            self.changed.notify_all()
+            for lane in self.lanes.values():
+                if self._first_ready(lane) is not None:
+                    lane.may_start.notify()

@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 
 from torch import Tensor
 
@@ -38,6 +39,7 @@ class BatchRunner:
         *,
         trained: StageModule,
         lanes: LaneMonitor,
+        threads: ThreadPoolExecutor,
         cancel: threading.Event,
         record: Callable[[CountsByKind, CountsByKind], None],
         clock: Callable[[], float] = time.time,
@@ -48,6 +50,7 @@ class BatchRunner:
         self._storage = storage
         self._channel = channel
         self._lanes = lanes
+        self._threads = threads
         self._cancel = cancel
         self._record = record
         self._clock = clock
@@ -83,6 +86,7 @@ class BatchRunner:
             self._lanes.watched(lambda task: actions[task.kind](task)),
             step=step,
             cancel=self._cancel,
+            threads=self._threads,
             open_requests=OPEN_TRANSFERS,
             clock=self._clock,
         )

@@ -103,7 +103,7 @@ class Worker:
         )
         try:
             loader = self.runner.loader or contextlib.nullcontext()
-            with self.renewal, heartbeat, Background() as background, loader:
+            with self.renewal, heartbeat, self.runner.threads, Background() as background, loader:
                 return self._train(heartbeat, background)
         except (TaskFailed, Cancelled) as error:
             if isinstance(error.__cause__, Superseded):

@@ -16,6 +16,7 @@ from funcpipe.platforms.base import Invoked, OpenPlatform, Storage
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import FencedStorage, Lease
 from funcpipe.runstate.renewal import Renewal
+from funcpipe.scheduler.execute import lane_threads
 from funcpipe.training.computation import Computation
 from funcpipe.training.evaluation import StageEvaluation
 from funcpipe.training.loading import Loader
@@ -135,6 +136,7 @@ def _validator(
         channel,
         trained=stage,
         lanes=runner.lanes,
+        threads=runner.threads,
         cancel=runner.cancel,
         record=progress.record_messages,
         clock=runner.clock,
@@ -185,6 +187,7 @@ def _runner(
         computation=computation,
         actions=Actions(computation, channel, keys, job.routes, spec.plan, spec.stage, spec.replica, loader),
         lanes=LaneMonitor(),
+        threads=lane_threads(),
         reporter=StepReporter(spec, fenced, keys),
         loader=loader,
         cancel=cancel,

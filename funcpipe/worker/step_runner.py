@@ -4,7 +4,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 from funcpipe.comm.collectives import open_downloads
 from funcpipe.core import Event, StepReport, WorkerSpec
@@ -34,6 +35,7 @@ class StepRunner:
     computation: Computation
     actions: Actions
     lanes: LaneMonitor
+    threads: ThreadPoolExecutor
     reporter: StepReporter
     loader: Loader | None
     cancel: threading.Event
@@ -50,6 +52,8 @@ class StepRunner:
             self.lanes.watched(self.actions.run),
             step=step.number,
             cancel=self.cancel,
+            threads=self.threads,
+            attempt=self.spec.attempt,
             open_requests=OPEN_UPLOADS,
             open_downloads=open_downloads(self.spec.plan.replicas),
             clock=self.clock,
@@ -65,4 +69,4 @@ class StepRunner:
             )
             background.submit(lambda: self.reporter.write(report))
         _log.debug("ran %d tasks in %.3f s", len(events), time.monotonic() - began_s)
-        return tuple(replace(event, attempt=self.spec.attempt) for event in events)
+        return events

@@ -1,6 +1,7 @@
 import contextlib
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -8,7 +9,7 @@ from hypothesis import given
 
 from funcpipe.core import Resource
 from funcpipe.errors import Cancelled, TaskFailed
-from funcpipe.scheduler.execute import TaskResult, execute
+from funcpipe.scheduler.execute import TaskResult, execute, lane_threads
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.tasks import Kind, Task
 from tests.examples import at_most
@@ -24,7 +25,8 @@ PATIENCE_S = 120.0
 
 
 def run(graph: Graph, do: Callable[[Task], TaskResult], cancel: threading.Event | None = None) -> list[str]:
-    events = execute(graph, do, step=0, cancel=cancel or threading.Event())
+    with lane_threads() as threads:
+        events = execute(graph, do, step=0, cancel=cancel or threading.Event(), threads=threads)
     return [event.task for event in events]
 
 
@@ -45,9 +47,10 @@ def test_every_task_of_a_worker_runs_once_after_what_it_needs(shape: StepShape) 
             done.append(task)
         return TaskResult(payload_bytes=7)
 
-    events = execute(graph, do, step=3, cancel=threading.Event())
+    with lane_threads() as threads:
+        events = execute(graph, do, step=3, cancel=threading.Event(), threads=threads, attempt=2)
     assert sorted(event.task for event in events) == sorted(map(str, graph.tasks))
-    assert {(event.step, event.payload_bytes) for event in events} == {(3, 7)}
+    assert {(event.step, event.attempt, event.payload_bytes) for event in events} == {(3, 2, 7)}
 
 
 def test_lanes_overlap() -> None:
@@ -120,7 +123,7 @@ class Stopped(threading.Event):
         self.looked = threading.Event()
 
     def is_set(self) -> bool:
-        if threading.current_thread().name.startswith("funcpipe-upload"):
+        if threading.current_thread().name.startswith("funcpipe-lane"):  # the only one beside the compute lane
             self.looked.set()
         return super().is_set()
 
@@ -148,11 +151,56 @@ def test_a_lane_that_gives_up_tells_the_others() -> None:
 
     def train() -> None:
         with contextlib.suppress(Cancelled):
-            execute(Graph((FORWARD, BACKWARD, PUT), needs), do, step=0, cancel=cancel)
+            run(Graph((FORWARD, BACKWARD, PUT), needs), do, cancel)
         ended.set()
 
     threading.Thread(target=train, daemon=True).start()
     assert ended.wait(PATIENCE_S)
+
+
+@pytest.mark.parametrize("failing", [FORWARD, PUT])
+def test_threads_are_kept_from_step_to_step_also_after_one_that_failed(failing: Task) -> None:
+    """Twice as many as lanes, if at each new step those of the step before are not quite idle yet."""
+
+    def fail(task: Task) -> TaskResult:
+        if task is failing:
+            raise ValueError("no")
+        return TaskResult()
+
+    graph = Graph((FORWARD, PUT), ((), ()))
+    with lane_threads() as threads:
+        with pytest.raises(TaskFailed):
+            execute(graph, fail, step=0, cancel=threading.Event(), threads=threads)
+        for step in range(1, 10):
+            events = execute(graph, lambda task: TaskResult(), step=step, cancel=threading.Event(), threads=threads)
+            assert len(events) == 2
+        assert 1 <= len(lanes_alive()) <= 2
+    assert lanes_alive() == []
+
+
+def test_executions_that_share_threads_do_not_wait_for_each_other() -> None:
+    """No lane of the one ends before all of the other have begun."""
+    together = threading.Barrier(6, timeout=PATIENCE_S)
+    graph = Graph((FORWARD, PUT, GET), ((), (), ()))
+
+    def do(task: Task) -> TaskResult:
+        together.wait()
+        return TaskResult()
+
+    with lane_threads() as threads, ThreadPoolExecutor(2) as both:
+        runs = [both.submit(execute, graph, do, step=0, cancel=threading.Event(), threads=threads) for _ in range(2)]
+        assert [len(run.result()) for run in runs] == [3, 3]
+
+
+def test_an_interrupt_in_a_lane_beside_is_raised_and_hangs_no_lane() -> None:
+    def do(task: Task) -> TaskResult:
+        if task is GET:
+            raise KeyboardInterrupt
+        return TaskResult()
+
+    with pytest.raises(KeyboardInterrupt):
+        run(Graph((FORWARD, GET, BACKWARD), ((), (), (0, 1))), do)
+    assert lanes_alive() == []
 
 
 @pytest.mark.parametrize("task", [FORWARD, GET])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from funcpipe.core import Resource
 from funcpipe.errors import TaskFailed
-from funcpipe.scheduler.execute import TaskResult, execute
+from funcpipe.scheduler.execute import TaskResult, execute, lane_threads
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.lane_rules import ORDERS, SIDE_BY_SIDE, Order
 from funcpipe.scheduler.simulator.costs import Cost
@@ -85,7 +85,9 @@ def test_the_executor_starts_each_task_when_the_simulator_may(shape: StepShape, 
     worker = data.draw(st.sampled_from(sorted({(task.stage, task.replica) for task in graph.tasks})))
     ends, may_start = moments(graph, worker, seed)
     replay = Replay(ends, may_start, patience_s=60)
-    execute(graph.of_worker(*worker), replay.run, step=0, cancel=threading.Event(), open_requests=len(ends))
+    with lane_threads() as threads:
+        part, cancel = graph.of_worker(*worker), threading.Event()
+        execute(part, replay.run, step=0, cancel=cancel, threads=threads, open_requests=len(ends))
     assert replay.started == may_start
     executed, simulated = by_lane(replay.started, graph), by_lane(may_start, graph)
     assert executed == simulated
@@ -107,8 +109,8 @@ def test_an_executor_that_holds_a_task_back_is_found_out() -> None:
     """The replay expects an upload to overtake the one before it; on a strict lane it could not."""
     tasks = (Task(Kind.FORWARD, 0, 0, 0), Task(Kind.FORWARD, 0, 0, 1))
     replay = Replay([tasks[1], tasks[0]], dict.fromkeys(tasks, 0), patience_s=0.01)
-    with pytest.raises(TaskFailed, match=r"not started: \['forward.s0.r0.m1'\]"):
-        execute(Graph(tasks, ((), ())), replay.run, step=0, cancel=threading.Event())
+    with lane_threads() as threads, pytest.raises(TaskFailed, match=r"not started: \['forward.s0.r0.m1'\]"):
+        execute(Graph(tasks, ((), ())), replay.run, step=0, cancel=threading.Event(), threads=threads)
 
 
 def test_every_lane_has_an_order_and_only_transfers_are_side_by_side() -> None:
