@@ -28,7 +28,7 @@ D = TypeVar("D", bound=Document)
 
 def encode_document(value: Document) -> bytes:
     """`value` as the bytes of a document."""
-    text = to_text(value).encode()
+    text = to_text(value, indent=None).encode()
     return text + f"{xxhash.xxh3_64_hexdigest(text)}\n".encode()
 
 
