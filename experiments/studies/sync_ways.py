@@ -5,9 +5,8 @@ from dataclasses import dataclass, replace
 
 from funcpipe.comm.collectives import Pattern, pattern
 from funcpipe.core import Streams, Sync, Wire
-from funcpipe.partitioner.cost.requests import requests_each
-from funcpipe.partitioner.cost.sync_choice import candidates
-from funcpipe.partitioner.cost.sync_time import parameter_server_s, sync_time_s
+from funcpipe.partitioner.cost.stores import requests_each
+from funcpipe.partitioner.cost.sync_time import candidates, parameter_server_s, sync_time_s
 from tests.partitioner.sync_links import Links
 
 FASTEST = "fastest"

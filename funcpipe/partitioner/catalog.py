@@ -33,14 +33,14 @@ _SOLVERS = {
 }
 _POLICIES = {
     "exhaustive": "search.exhaustive:exhaustive",
-    "lambdaml": "policies.data_parallel:lambdaml",
-    "lambdaml-ga": "policies.data_parallel:lambdaml_ga",
-    "hybridps": "policies.data_parallel:hybridps",
-    "hybridps-ga": "policies.data_parallel:hybridps_ga",
-    "tpdmp": "policies.partitions:tpdmp",
-    "pipedream": "policies.partitions:pipedream",
-    "bayes": "policies.bayes:bayes",
-    "uniform": "policies.partitions:uniform",
+    "lambdaml": "policies:lambdaml",
+    "lambdaml-ga": "policies:lambdaml_ga",
+    "hybridps": "policies:hybridps",
+    "hybridps-ga": "policies:hybridps_ga",
+    "tpdmp": "policies:tpdmp",
+    "pipedream": "policies:pipedream",
+    "bayes": "policies:bayes",
+    "uniform": "policies:uniform",
 }
 
 

@@ -18,7 +18,7 @@ from funcpipe.core import (
     stages_of_layers,
 )
 from funcpipe.errors import InvalidValue
-from funcpipe.partitioner.cost.arrays import Array
+from funcpipe.partitioner.cost import Array
 from funcpipe.partitioner.cost.evaluate import column_of, plan_loads, plan_setting
 from funcpipe.partitioner.cost.formulas import lane_times
 from funcpipe.partitioner.cost.stores import link

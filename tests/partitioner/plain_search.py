@@ -5,7 +5,7 @@ Each stage has every way of synchronising that no other one beats.
 
 import numpy as np
 
-from funcpipe.partitioner.cost.arrays import Array
+from funcpipe.partitioner.cost import Array
 from funcpipe.partitioner.cost.loads import Setting
 from funcpipe.partitioner.problem.options import Options, price_options, ways
 from funcpipe.partitioner.problem.problem import Problem

@@ -10,7 +10,7 @@ import numpy as np
 
 import funcpipe.partitioner
 from funcpipe.core import ScheduleKind, TensorProfile, TrainingSpec, stages_of_layers
-from funcpipe.partitioner.cost.ties import stage_ties
+from funcpipe.partitioner.cost.loads import stage_ties
 from funcpipe.partitioner.problem.merge import crossing_bytes, merge
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.problem.stage_graph import build_stage_graph

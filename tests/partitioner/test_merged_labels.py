@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.partitioner.cost.arrays import Array, IntArray
+from funcpipe.partitioner.cost import Array, IntArray
 from funcpipe.partitioner.problem.goal import Goal
 from funcpipe.partitioner.search import search
 from funcpipe.partitioner.search.alike import grouped, merged

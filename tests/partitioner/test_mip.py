@@ -15,7 +15,7 @@ from funcpipe.partitioner.search.exact import exact
 from tests.partitioner.instances import MB, chain, platform
 
 if TYPE_CHECKING:
-    from funcpipe.partitioner.mip.run import Solver
+    from funcpipe.partitioner.mip.solvers import Solver
 
 
 Policy = Callable[[Problem], Plan]
@@ -29,7 +29,7 @@ def policy(name: str) -> Callable[..., Plan]:
 
 def by_chain_form(problem: Problem, solver: str) -> Plan:
     """In the paper's form, by a solver whose name is in capitals."""
-    return policy("chain_form")(problem, getattr(import_module("funcpipe.partitioner.mip.run"), solver))
+    return policy("chain_form")(problem, getattr(import_module("funcpipe.partitioner.mip.solvers"), solver))
 
 
 WAYS = (Sync.THREE_PHASE, Sync.PIPELINED, Sync.ALL_REDUCE)

@@ -10,8 +10,7 @@ from funcpipe.core import Plan, Recompute, Sync, TrainingSpec
 from funcpipe.errors import Infeasible
 from funcpipe.partitioner.catalog import find_policy, policies
 from funcpipe.partitioner.optimize import optimize
-from funcpipe.partitioner.policies.bayes import bayes
-from funcpipe.partitioner.policies.data_parallel import Server
+from funcpipe.partitioner.policies import Server, bayes
 from funcpipe.partitioner.problem.problem import Problem
 from tests.examples import at_most
 from tests.partitioner.instances import MB, chain, platform

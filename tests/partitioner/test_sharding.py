@@ -10,7 +10,7 @@ from funcpipe.partitioner.analysis.explain import explain
 from funcpipe.partitioner.analysis.explain_text import render
 from funcpipe.partitioner.cost.evaluate import plan_loads
 from funcpipe.partitioner.optimize import optimize
-from funcpipe.partitioner.policies.data_parallel import hybridps
+from funcpipe.partitioner.policies import hybridps
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import exact
 from tests.partitioner.oracles import optima

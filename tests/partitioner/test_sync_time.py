@@ -6,9 +6,16 @@ from hypothesis import strategies as st
 
 from funcpipe.comm.collectives import Move, pattern, transfers
 from funcpipe.core import Streams, Sync
-from funcpipe.partitioner.cost.requests import requests_each
-from funcpipe.partitioner.cost.sync_choice import candidates, choose
-from funcpipe.partitioner.cost.sync_time import all_reduce_s, exchange_s, limit_s, streamed_s, sync_time_s
+from funcpipe.partitioner.cost.stores import requests_each
+from funcpipe.partitioner.cost.sync_time import (
+    all_reduce_s,
+    candidates,
+    choose,
+    exchange_s,
+    limit_s,
+    streamed_s,
+    sync_time_s,
+)
 from funcpipe.platforms.catalog import load_spec
 from tests.examples import at_most
 from tests.partitioner.sync_links import Links, duration_s

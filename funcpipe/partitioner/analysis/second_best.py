@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from funcpipe.core import Plan
-from funcpipe.partitioner.cost.arrays import BoolArray
+from funcpipe.partitioner.cost import BoolArray
 from funcpipe.partitioner.cost.loads import Setting
 from funcpipe.partitioner.problem.options import Options
 from funcpipe.partitioner.problem.problem import Problem, StageChoice

@@ -17,14 +17,12 @@ from funcpipe.core import (
     stages_of_layers,
 )
 from funcpipe.errors import PlanError
-from funcpipe.partitioner.cost.arrays import Array, IntArray
+from funcpipe.partitioner.cost import Array, IntArray
 from funcpipe.partitioner.cost.formulas import Lanes, lane_times, stage_costs, sync_times
-from funcpipe.partitioner.cost.loads import Loads, Setting, StageTraffic
+from funcpipe.partitioner.cost.loads import Loads, Setting, StageTraffic, stage_ties
 from funcpipe.partitioner.cost.memory import MemoryUse, memory_use, parameter_copies
 from funcpipe.partitioner.cost.pipeline import dollars, plan_costs
-from funcpipe.partitioner.cost.requests import requests
-from funcpipe.partitioner.cost.stores import objects_fit, store_estimates, way_fits
-from funcpipe.partitioner.cost.ties import stage_ties
+from funcpipe.partitioner.cost.stores import objects_fit, requests, store_estimates, way_fits
 
 _HAND_OVER_REQUESTS = 11
 """One after the other: the state, its manifest and two documents are written; then document, lease, checkpoints and

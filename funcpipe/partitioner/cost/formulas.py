@@ -1,19 +1,4 @@
-"""The performance model, element by element: every function takes arrays with one element for each stage.
-
-After FuncPipe (Liu et al., Proc. ACM Meas. Anal. Comput. Syst. 6(3), 2022), section 3, whose chain of layers is widened
-here to any graph, with recomputation, wire formats, request prices and shared links added; docs/planning.md derives it.
-Plans, the exact search, the solvers' coefficients and the other policies are all priced by this folder alone:
-
-- `loads`: what the formulas are given;
-- `formulas`: seconds of each lane of each stage, and all `stage_costs` together;
-- `pipeline`: from stages to the seconds and dollars of an iteration;
-- `sync_time`, `sync_ways`, `sync_choice`: how long the ways of synchronising take, for all stages, and which is best
-  for one gradient;
-- `requests`, `stores`: storage requests; bytes and dollars by store, and links to them;
-- `memory`, `ties`: peak bytes, parameters that several layers share;
-- `joint_loss`: what replicas exchange for a loss of the whole global batch;
-- `evaluate`: all of it for one plan.
-"""
+"""Seconds of each lane of each stage, and all that a stage costs, element by element."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,11 +6,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from funcpipe.core import ScheduleKind, SyncWay
-from funcpipe.partitioner.cost.arrays import Array
-from funcpipe.partitioner.cost.joint_loss import joint_times
+from funcpipe.partitioner.cost import Array
 from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.pipeline import StageCosts
-from funcpipe.partitioner.cost.stores import link, storage_usd
+from funcpipe.partitioner.cost.stores import joint_bytes_each, link, storage_usd
 from funcpipe.partitioner.cost.sync_time import sync_time_s
 
 
@@ -33,7 +17,7 @@ from funcpipe.partitioner.cost.sync_time import sync_time_s
 class Lanes:
     """Seconds that one micro-batch takes on each lane of each stage.
 
-    `joint_s` passes once, between the last forward and the first backward: `joint_loss.joint_times`.
+    `joint_s` passes once, between the last forward and the first backward: `joint_times`.
     """
 
     forward_s: Array
@@ -90,6 +74,23 @@ def lane_times(loads: Loads, setting: Setting, *, workers: int) -> Lanes:
         backward_download_s=ratio_back * traffic.backward_in_bytes / down + latency_s * traffic.backward_in_objects,
         joint_s=joint_times(loads, setting, up, down),
     )
+
+
+def joint_times(loads: Loads, setting: Setting, up: Array, down: Array) -> Array:
+    """Seconds from the last forward of each stage to its first backward; 0 for all stages but the last.
+
+    For a loss that is computed once for the global batch, each replica of the last stage puts the outputs and targets
+    of its micro-batches as one object, reads that of each other replica, and computes the loss of all. By hand: 4
+    micro-batches of 30 bytes on 2 replicas, links of 10 bytes/s, 0.1 s of latency. Each puts 60 bytes in 6.1 s, then
+    reads 60 bytes in 6.1 s: the first backward begins 12.2 s after the last forward. With 4 replicas each puts 30 bytes
+    in 3.1 s, and reads 3 objects of 30 bytes, whose latencies pass side by side, in 9.1 s.
+    """
+    own_bytes, others_bytes = joint_bytes_each(setting)
+    if not others_bytes:
+        return np.zeros(np.broadcast(loads.is_last, up).shape)
+    latency_s = setting.message_store.latency_s
+    exchange_s: Array = loads.is_last * (2 * latency_s + own_bytes / up + others_bytes / down)
+    return exchange_s
 
 
 def tied_times(loads: Loads, setting: Setting, up: Array, down: Array) -> tuple[Array, Array]:

@@ -11,8 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from funcpipe.partitioner.cost.arrays import Array, BoolArray
-from funcpipe.partitioner.cost.joint_loss import joint_memory_bytes
+from funcpipe.partitioner.cost import Array, BoolArray
 from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.stores import objects_fit
 from funcpipe.partitioner.cost.sync_ways import any_way_fits
@@ -105,6 +104,16 @@ def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse
         waste_bytes=waste_bytes(activation_bytes),
         data_bytes=data_bytes(loads, setting, held) + np.zeros_like(kept),
     )
+
+
+def joint_memory_bytes(loads: Loads, setting: Setting) -> Array:
+    """Bytes that a function of each stage holds for the loss: outputs and targets of all micro-batches, as they came
+    and as one batch, the gradients of that, and its own message.
+    """
+    each, all_bytes = setting.micro_batches_each, setting.micro_batches * (setting.joint_bytes or 0.0)
+    sent_bytes = each * (setting.joint_bytes or 0.0) if setting.replicas > 1 else 0.0
+    total: Array = loads.is_last * (3 * all_bytes + sent_bytes)
+    return total
 
 
 def admitted(loads: Loads, setting: Setting) -> BoolArray:

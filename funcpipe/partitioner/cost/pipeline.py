@@ -40,7 +40,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from funcpipe.partitioner.cost.arrays import Array
+from funcpipe.partitioner.cost import Array
 from funcpipe.partitioner.cost.loads import Setting
 
 

@@ -17,12 +17,11 @@ from functools import lru_cache
 import numpy as np
 
 from funcpipe.core import Sync, SyncWay, usual_streams
-from funcpipe.partitioner.cost.arrays import Array, BoolArray, IntArray
+from funcpipe.partitioner.cost import Array, BoolArray, IntArray
 from funcpipe.partitioner.cost.formulas import tied_times
 from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.stores import link, way_usd, ways_fit
-from funcpipe.partitioner.cost.sync_choice import candidates
-from funcpipe.partitioner.cost.sync_time import Cut, exposed_s, sync_time_s
+from funcpipe.partitioner.cost.sync_time import Cut, candidates, exposed_s, sync_time_s
 
 _ROWS = 48
 """How many rows are computed at a time: few enough for the processor's cache."""

@@ -17,7 +17,7 @@ from typing import Any
 
 import pyomo.environ as pyo
 
-from funcpipe.partitioner.cost.arrays import Array
+from funcpipe.partitioner.cost import Array
 from funcpipe.partitioner.cost.loads import Setting
 from funcpipe.partitioner.cost.pipeline import StageCosts, dollars, ended_s, round_trip_s, synchronised_s
 from funcpipe.partitioner.problem.goal import Goal

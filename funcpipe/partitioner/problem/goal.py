@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from funcpipe.core import Plan, PlatformSpec, TrainingSpec
-from funcpipe.partitioner.cost.arrays import Array
+from funcpipe.partitioner.cost import Array
 
 LIMIT_SLACK = 1e-9
 """The share by which seconds and dollars may exceed their limits, which allows for rounding."""

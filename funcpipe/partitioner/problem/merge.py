@@ -12,7 +12,7 @@ import numpy as np
 
 from funcpipe.core import LayerProfile, ModelProfile, TensorProfile, TiedParameter, stages_of_layers
 from funcpipe.errors import InvalidValue
-from funcpipe.partitioner.cost.arrays import Array
+from funcpipe.partitioner.cost import Array
 
 
 def merge_layers(profile: ModelProfile, limit: int, *, keep: Collection[int] = ()) -> ModelProfile:

@@ -24,7 +24,7 @@ from funcpipe.core import (
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost.evaluate import column_of, evaluate
 from funcpipe.partitioner.cost.loads import Setting
-from funcpipe.partitioner.cost.sync_choice import choose
+from funcpipe.partitioner.cost.sync_time import choose
 from funcpipe.partitioner.problem.borders import Borders
 from funcpipe.partitioner.problem.goal import Goal, goal_of
 from funcpipe.partitioner.problem.loose_graph import loose_stage_graph
@@ -174,7 +174,7 @@ class Problem:
         """The way that is asked for; or those that suit a typical stage best, at two values of time.
 
         A typical stage has a quarter of the parameters and runs on the middle one of the sizes. The ways are the same
-        whatever the goal; `best_sync.with_best_sync` chooses again, from all ways, for a plan that was found so.
+        whatever the goal; `mip.solvers.with_best_sync` chooses again, from all ways, for a plan that was found so.
         """
         if self.training.sync is not None or replicas == 1:
             return ((self.training.sync or Sync.PIPELINED, None),)

@@ -24,7 +24,7 @@ import numpy as np
 
 from funcpipe.core import ModelProfile
 from funcpipe.errors import PlanError
-from funcpipe.partitioner.cost.arrays import IntArray
+from funcpipe.partitioner.cost import IntArray
 from funcpipe.partitioner.cost.loads import StageTraffic
 from funcpipe.partitioner.problem.borders import Borders
 from funcpipe.partitioner.problem.crossings import Counts, Crossings, Key

@@ -15,7 +15,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from funcpipe.partitioner.cost.arrays import Array
+from funcpipe.partitioner.cost import Array
 from funcpipe.partitioner.cost.pipeline import dollars, ended_s, synchronised_s
 from funcpipe.partitioner.search.finish_weights import closing_s, closing_usd, in_front
 from funcpipe.partitioner.search.labels import Labels

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from funcpipe.partitioner.cost.arrays import Array, BoolArray, IntArray
+from funcpipe.partitioner.cost import Array, BoolArray, IntArray
 from funcpipe.partitioner.search.completion_bounds import CompletionBounds
 from funcpipe.partitioner.search.incumbents import Incumbents
 from funcpipe.partitioner.search.labels import Labels

@@ -17,15 +17,14 @@ import numpy as np
 
 from funcpipe.core import ModelProfile, Plan, Recompute, Stage, SyncWay, find_routes, stages_of_layers
 from funcpipe.errors import Infeasible
-from funcpipe.partitioner.cost.arrays import Array, IntArray
+from funcpipe.partitioner.cost import Array, IntArray
 from funcpipe.partitioner.cost.evaluate import column_of, plan_traffic
 from funcpipe.partitioner.cost.formulas import lane_times, stage_costs, sync_times
-from funcpipe.partitioner.cost.loads import Loads, Setting
+from funcpipe.partitioner.cost.loads import Loads, Setting, Ties
 from funcpipe.partitioner.cost.memory import admitted, memory_use
 from funcpipe.partitioner.cost.pipeline import PlanCosts, StageCosts, plan_costs
 from funcpipe.partitioner.cost.stores import way_fits, way_usd
 from funcpipe.partitioner.cost.sync_ways import ways_of
-from funcpipe.partitioner.cost.ties import Ties
 from funcpipe.partitioner.problem.problem import Problem, StageChoice
 from funcpipe.partitioner.problem.report import report
 from funcpipe.partitioner.search.infeasible import explain_infeasible

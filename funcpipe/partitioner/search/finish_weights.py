@@ -20,7 +20,7 @@ weight to the layers of the stage that ends last on the path that the present we
 
 import numpy as np
 
-from funcpipe.partitioner.cost.arrays import Array, IntArray
+from funcpipe.partitioner.cost import Array, IntArray
 from funcpipe.partitioner.cost.pipeline import synchronised_s
 from funcpipe.partitioner.search.option_network import OptionNetwork
 

@@ -22,7 +22,7 @@ from typing import Protocol
 
 import numpy as np
 
-from funcpipe.partitioner.cost.arrays import Array, BoolArray, IntArray
+from funcpipe.partitioner.cost import Array, BoolArray, IntArray
 from funcpipe.partitioner.cost.pipeline import PlanCosts
 from funcpipe.partitioner.problem.goal import LIMIT_SLACK, Goal
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from funcpipe.core import ScheduleKind
-from funcpipe.partitioner.cost.arrays import Array, IntArray
+from funcpipe.partitioner.cost import Array, IntArray
 from funcpipe.partitioner.cost.pipeline import ended_s
 from funcpipe.partitioner.search.finish_weights import closing_s, first_weights, improved
 from funcpipe.partitioner.search.option_network import OptionNetwork

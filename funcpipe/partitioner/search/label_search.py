@@ -18,7 +18,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from funcpipe.partitioner.cost.arrays import IntArray
+from funcpipe.partitioner.cost import IntArray
 from funcpipe.partitioner.search.alike import alike
 from funcpipe.partitioner.search.completion_bounds import CompletionBounds
 from funcpipe.partitioner.search.dominance import Dominance

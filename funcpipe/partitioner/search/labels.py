@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from funcpipe.partitioner.cost.arrays import Array, BoolArray, IntArray
+from funcpipe.partitioner.cost import Array, BoolArray, IntArray
 from funcpipe.partitioner.cost.pipeline import PlanTail, StageCosts, synchronised_s, with_stage
 from funcpipe.partitioner.search.option_network import OptionNetwork
 

@@ -12,7 +12,7 @@ too much for every option in front of them, none of these options is needed behi
 
 import numpy as np
 
-from funcpipe.partitioner.cost.arrays import BoolArray, IntArray
+from funcpipe.partitioner.cost import BoolArray, IntArray
 from funcpipe.partitioner.search.alike import alike, merged
 from funcpipe.partitioner.search.incumbents import Incumbents
 from funcpipe.partitioner.search.promising import Promising

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from funcpipe.partitioner.cost.arrays import Array, BoolArray, IntArray
+from funcpipe.partitioner.cost import Array, BoolArray, IntArray
 from funcpipe.partitioner.cost.loads import Setting
 from funcpipe.partitioner.cost.pipeline import PlanCosts, PlanTail, StageCosts, with_stage
 from funcpipe.partitioner.problem.options import Options

@@ -8,7 +8,7 @@ first takes the fast one, with 7 s both do, and 6 s cannot be.
 
 import numpy as np
 
-from funcpipe.partitioner.cost.arrays import Array, IntArray
+from funcpipe.partitioner.cost import Array, IntArray
 from funcpipe.partitioner.cost.pipeline import PlanTail, StageCosts, synchronised_s, with_stage
 from funcpipe.partitioner.search.option_network import OptionNetwork
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from funcpipe.partitioner.cost.arrays import Array, BoolArray
+from funcpipe.partitioner.cost import Array, BoolArray
 from funcpipe.partitioner.cost.pipeline import dollars, ended_s
 from funcpipe.partitioner.search.completion_bounds import CompletionBounds, completion_bounds
 from funcpipe.partitioner.search.incumbents import Incumbents

@@ -27,7 +27,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from funcpipe.core import Plan, ScheduleKind
-from funcpipe.partitioner.cost.arrays import IntArray
+from funcpipe.partitioner.cost import IntArray
 from funcpipe.partitioner.problem.goal import Goal
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.problem.stage_graph import StageGraph

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from funcpipe.partitioner.cost.arrays import Array, IntArray
+from funcpipe.partitioner.cost import Array, IntArray
 from funcpipe.partitioner.search.option_network import OptionNetwork
 
 

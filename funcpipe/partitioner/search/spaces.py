@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 
 from funcpipe.core import ScheduleKind
-from funcpipe.partitioner.cost.arrays import BoolArray, IntArray
+from funcpipe.partitioner.cost import BoolArray, IntArray
 from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.sync_ways import WayTable, way_table
 from funcpipe.partitioner.problem.options import Options, price_options, ways

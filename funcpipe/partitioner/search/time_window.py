@@ -27,7 +27,7 @@ from enum import IntEnum
 
 import numpy as np
 
-from funcpipe.partitioner.cost.arrays import Array, IntArray
+from funcpipe.partitioner.cost import Array, IntArray
 from funcpipe.partitioner.cost.pipeline import dollars
 from funcpipe.partitioner.search.finish_weights import closing_s, closing_usd, improved
 from funcpipe.partitioner.search.option_network import OptionNetwork

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from funcpipe.partitioner.cost.arrays import Array, IntArray
+from funcpipe.partitioner.cost import Array, IntArray
 from funcpipe.partitioner.cost.pipeline import ended_s, synchronised_s
 from funcpipe.partitioner.search.completion_bounds import CompletionBounds
 from funcpipe.partitioner.search.incumbents import Incumbents
