@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from funcpipe.core import MB, FunctionSize, Plan
 from funcpipe.errors import InputError, PlanError, WorkerFailed
-from funcpipe.partitioner.cost.memory import WASTE
+from funcpipe.partitioner.cost.formulas import WASTE
 
 LESS_MEMORY = (
     "smaller micro-batches or --recompute auto need less, and so does less data in memory (funcpipe profile --data "

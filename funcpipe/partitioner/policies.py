@@ -21,10 +21,11 @@ from funcpipe.core.extras import install
 from funcpipe.errors import Infeasible, InvalidValue, SolverUnavailable
 from funcpipe.partitioner.cost import Array, IntArray
 from funcpipe.partitioner.cost.evaluate import plan_loads
-from funcpipe.partitioner.cost.formulas import lane_times, stage_costs, sync_times
+from funcpipe.partitioner.cost.formulas import lane_times, stage_costs
 from funcpipe.partitioner.cost.loads import Setting
 from funcpipe.partitioner.cost.pipeline import dollars, plan_costs
 from funcpipe.partitioner.cost.sync_time import parameter_server_s
+from funcpipe.partitioner.cost.sync_ways import sync_times
 from funcpipe.partitioner.problem.goal import Goal
 from funcpipe.partitioner.problem.options import edge_loads
 from funcpipe.partitioner.problem.problem import Problem, StageChoice

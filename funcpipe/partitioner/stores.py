@@ -20,7 +20,7 @@ from funcpipe.core.stores import AUTO
 from funcpipe.errors import Infeasible, InvalidValue
 from funcpipe.partitioner.catalog import Policy
 from funcpipe.partitioner.cost.evaluate import evaluate, plan_loads, plan_setting
-from funcpipe.partitioner.cost.memory import parameter_copies
+from funcpipe.partitioner.cost.formulas import parameter_copies
 from funcpipe.partitioner.cost.pipeline import dollars
 from funcpipe.partitioner.cost.stores import link
 from funcpipe.partitioner.problem.problem import Problem

@@ -11,7 +11,7 @@ from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.market import Machine, Market
 from funcpipe.core.platform import MB, FunctionSize, PlatformSpec
 from funcpipe.core.profile import ModelProfile
-from funcpipe.partitioner.cost.memory import waste_bytes
+from funcpipe.partitioner.cost.formulas import waste_bytes
 from funcpipe.provision.cynthia import ClusterWorkload, ServerType, WorkerType
 from funcpipe.provision.lambdadnn import FunctionMarket, FunctionWorkload
 from funcpipe.provision.risk import loss_rate_s

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from funcpipe.core import TrainingSpec
-from funcpipe.partitioner.cost.formulas import sync_times
 from funcpipe.partitioner.cost.stores import way_fits, way_usd
-from funcpipe.partitioner.cost.sync_ways import way_table, ways_of
+from funcpipe.partitioner.cost.sync_ways import sync_times, way_table, ways_of
 from funcpipe.partitioner.problem.options import edge_loads
 from funcpipe.partitioner.problem.problem import Problem
 from tests.partitioner.instances import chain, platform

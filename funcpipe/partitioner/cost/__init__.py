@@ -5,8 +5,7 @@ here to any graph, with recomputation, wire formats, request prices and shared l
 Plans, the exact search, the solvers' coefficients and the other policies are all priced by this folder alone:
 
 - `loads`: what the formulas are given, element by element: every function takes arrays with one element for each stage;
-- `formulas`: seconds of each lane of each stage, and all `stage_costs` together;
-- `memory`: peak bytes of a function;
+- `formulas`: seconds of each lane of each stage, peak bytes of its function, and all `stage_costs` together;
 - `sync_time`, `sync_ways`: how long the ways of synchronising take, for one gradient and for those of all stages;
 - `stores`: requests, bytes and dollars by store, and links to them;
 - `pipeline`: from stages to the seconds and dollars of an iteration;

@@ -18,11 +18,11 @@ from funcpipe.core import (
 )
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost import Array, IntArray
-from funcpipe.partitioner.cost.formulas import Lanes, lane_times, stage_costs, sync_times
+from funcpipe.partitioner.cost.formulas import Lanes, MemoryUse, lane_times, memory_use, parameter_copies, stage_costs
 from funcpipe.partitioner.cost.loads import Loads, Setting, StageTraffic, stage_ties
-from funcpipe.partitioner.cost.memory import MemoryUse, memory_use, parameter_copies
 from funcpipe.partitioner.cost.pipeline import dollars, plan_costs
 from funcpipe.partitioner.cost.stores import objects_fit, requests, store_estimates, way_fits
+from funcpipe.partitioner.cost.sync_ways import sync_times
 
 _HAND_OVER_REQUESTS = 11
 """One after the other: the state, its manifest and two documents are written; then document, lease, checkpoints and

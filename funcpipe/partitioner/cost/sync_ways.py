@@ -18,7 +18,6 @@ import numpy as np
 
 from funcpipe.core import Sync, SyncWay, usual_streams
 from funcpipe.partitioner.cost import Array, BoolArray, IntArray
-from funcpipe.partitioner.cost.formulas import tied_times
 from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.stores import link, way_usd, ways_fit
 from funcpipe.partitioner.cost.sync_time import Cut, candidates, exposed_s, sync_time_s
@@ -84,6 +83,41 @@ class WayTable:
 def any_way_fits(loads: Loads, setting: Setting) -> BoolArray:
     """Which stages have a way of synchronising whose objects fit the store."""
     return np.asarray(ways_fit(ways_of(setting), loads, setting).any(axis=-1))
+
+
+def tied_times(loads: Loads, setting: Setting, up: Array, down: Array) -> tuple[Array, Array]:
+    """Seconds in which each stage writes and reads the gradients of tied parameters, and those of the backward during
+    which other gradients may travel: none where stages share parameters or return gradients of activations, as nothing
+    travels before it has ended.
+    """
+    ties, store = loads.ties, setting.sum_store
+    tied_s = ties.upload_bytes / up + ties.download_bytes / down
+    tied_s = tied_s + store.latency_s * (ties.upload_objects + ties.download_objects)
+    waits = (ties.download_objects > 0) | (loads.traffic.backward_out_objects > 0)
+    backward_s = np.where(waits, 0.0, setting.spec.contention * loads.backward_s)
+    return tied_s, backward_s
+
+
+def sync_times(loads: Loads, setting: Setting, *, workers: int, way: SyncWay | None = None) -> Array:
+    """Seconds in which each stage's replicas sum their gradients, from its last backward on, in `way`.
+
+    They include those in which it writes and reads the gradients of tied parameters, one after the other. `workers`
+    functions share the store of sums. None stands for the way of the setting.
+    """
+    up, down = link(loads, setting.sum_store, workers)
+    tied_s, backward_s = tied_times(loads, setting, up, down)
+    way = setting.way if way is None else way
+    return tied_s + sync_time_s(
+        way.sync,
+        gradient_bytes=setting.sync_wire_ratio * loads.summed_bytes,
+        merged_bytes=setting.merged_wire_ratio * loads.summed_bytes,
+        replicas=setting.replicas,
+        upload_bytes_s=up,
+        download_bytes_s=down,
+        latency_s=setting.sum_store.latency_s,
+        streams=way.streams,
+        backward_s=backward_s,
+    )
 
 
 def way_table(loads: Loads, setting: Setting, *, workers: int) -> WayTable:

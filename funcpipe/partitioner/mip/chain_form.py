@@ -23,9 +23,16 @@ import pyomo.environ as pyo
 from funcpipe.core import MB, NO_PINS, Recompute, ScheduleKind, Sync, TrainingSpec
 from funcpipe.errors import InvalidValue, SolverUnavailable
 from funcpipe.partitioner.cost import Array
-from funcpipe.partitioner.cost.formulas import Lanes, compute_work_s, lane_times
+from funcpipe.partitioner.cost.formulas import (
+    Lanes,
+    buffer_copies,
+    compute_work_s,
+    lane_times,
+    parameter_copies,
+    state_bytes,
+    waste_bytes,
+)
 from funcpipe.partitioner.cost.loads import Setting, StageTraffic
-from funcpipe.partitioner.cost.memory import buffer_copies, parameter_copies, state_bytes, waste_bytes
 from funcpipe.partitioner.cost.pipeline import dollars, ended_s, synchronised_s
 from funcpipe.partitioner.cost.stores import message_requests, request_usd, sync_requests
 from funcpipe.partitioner.cost.sync_time import sync_time_s

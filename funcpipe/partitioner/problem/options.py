@@ -16,9 +16,8 @@ import numpy as np
 from funcpipe.core import NO_PINS, LayerProfile, ModelProfile, Recompute
 from funcpipe.partitioner.cost import Array, BoolArray, IntArray
 from funcpipe.partitioner.cost.evaluate import column_of, held_inputs_bytes, loading_of
-from funcpipe.partitioner.cost.formulas import lane_times, stage_costs
+from funcpipe.partitioner.cost.formulas import admitted, lane_times, memory_use, stage_costs
 from funcpipe.partitioner.cost.loads import Loads, Setting, StageTraffic, Ties, stage_ties
-from funcpipe.partitioner.cost.memory import admitted, memory_use
 from funcpipe.partitioner.cost.pipeline import StageCosts
 from funcpipe.partitioner.cost.sync_ways import WayTable, way_table
 from funcpipe.partitioner.problem.problem import Problem, StageChoice

@@ -19,12 +19,11 @@ from funcpipe.core import ModelProfile, Plan, Recompute, Stage, SyncWay, find_ro
 from funcpipe.errors import Infeasible
 from funcpipe.partitioner.cost import Array, IntArray
 from funcpipe.partitioner.cost.evaluate import column_of, plan_traffic
-from funcpipe.partitioner.cost.formulas import lane_times, stage_costs, sync_times
+from funcpipe.partitioner.cost.formulas import admitted, lane_times, memory_use, stage_costs
 from funcpipe.partitioner.cost.loads import Loads, Setting, Ties
-from funcpipe.partitioner.cost.memory import admitted, memory_use
 from funcpipe.partitioner.cost.pipeline import PlanCosts, StageCosts, plan_costs
 from funcpipe.partitioner.cost.stores import way_fits, way_usd
-from funcpipe.partitioner.cost.sync_ways import ways_of
+from funcpipe.partitioner.cost.sync_ways import sync_times, ways_of
 from funcpipe.partitioner.problem.problem import Problem, StageChoice
 from funcpipe.partitioner.problem.report import report
 from funcpipe.partitioner.search.infeasible import explain_infeasible
