@@ -56,7 +56,7 @@ from funcpipe.core import (
     write,
 )
 from funcpipe.errors import InvalidValue
-from funcpipe.partitioner.problem.merge import merge_layers
+from funcpipe.partitioner.problem.cuts import merge_layers
 from funcpipe.platforms.catalog import load_spec
 
 TINY = Settings(models=("resnet101",), batches=(64,), time_values=(30.72,), specs=("aws-lambda",), execute=False)

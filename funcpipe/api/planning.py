@@ -119,7 +119,7 @@ class Planning:
         """
         from funcpipe.client.data_profile import profile_data
         from funcpipe.client.profiling import profile_inputs
-        from funcpipe.partitioner.problem.merge import merge_layers
+        from funcpipe.partitioner.problem.cuts import merge_layers
 
         arguments.check_profiling(sample_inputs, on, micro_batch=micro_batch, repeats=repeats, layers=layers)
         spec = spec_of(platform if on is None else on.platform.spec)
@@ -222,7 +222,7 @@ class Planning:
         are those of `optimize`. The plan is not kept for `train`. Raises Infeasible if no plan fits.
         """
         from funcpipe.partitioner.optimize import optimize
-        from funcpipe.partitioner.problem.forward_only import forward_only
+        from funcpipe.partitioner.problem.goal import forward_only
 
         measured, platform = self._profiled(profile, spec)
         wanted = TrainingSpec(

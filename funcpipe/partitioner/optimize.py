@@ -16,9 +16,8 @@ from funcpipe.core import (
     TrainingSpec,
 )
 from funcpipe.partitioner.catalog import PLANNED_LAYERS, find_policy
-from funcpipe.partitioner.problem.formats import better_of, may_sum_in_8_bits, with_formats, without_idle_formats
-from funcpipe.partitioner.problem.merge import merge_layers, starts_of
-from funcpipe.partitioner.problem.pins import PlacedPins
+from funcpipe.partitioner.problem.cuts import PlacedPins, merge_layers, starts_of
+from funcpipe.partitioner.problem.goal import better_of, may_sum_in_8_bits, with_formats, without_idle_formats
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.problem.stage_graph import EDGE_LIMIT
 from funcpipe.partitioner.search.disentangle import disentangled

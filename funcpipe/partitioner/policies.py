@@ -28,8 +28,7 @@ from funcpipe.partitioner.cost.sync_time import parameter_server_s
 from funcpipe.partitioner.cost.sync_ways import sync_times
 from funcpipe.partitioner.problem.goal import Goal
 from funcpipe.partitioner.problem.options import edge_loads
-from funcpipe.partitioner.problem.problem import Problem, StageChoice
-from funcpipe.partitioner.problem.report import report
+from funcpipe.partitioner.problem.problem import Problem, StageChoice, report
 from funcpipe.partitioner.problem.stage_graph import StageGraph
 from funcpipe.partitioner.search.search import best_for
 

@@ -23,8 +23,7 @@ from funcpipe.partitioner.cost.evaluate import evaluate, plan_loads, plan_settin
 from funcpipe.partitioner.cost.formulas import parameter_copies
 from funcpipe.partitioner.cost.pipeline import dollars
 from funcpipe.partitioner.cost.stores import link
-from funcpipe.partitioner.problem.problem import Problem
-from funcpipe.partitioner.problem.report import report
+from funcpipe.partitioner.problem.problem import Problem, report
 from funcpipe.partitioner.search.store_pairs import STORE_COSTS, STORE_LIMITS, allowed, in_stores
 
 FILE_BYTES = 64 << 20

@@ -18,7 +18,7 @@ from funcpipe.client.session import Session, session_on
 from funcpipe.client.site import Site
 from funcpipe.core import ModelProfile, Plan
 from funcpipe.errors import DataError, PlanError
-from funcpipe.partitioner.problem.forward_only import forward_only
+from funcpipe.partitioner.problem.goal import forward_only
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.report.predict import predict
 from funcpipe.testing.faults import FunctionFaults

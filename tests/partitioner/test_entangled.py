@@ -25,7 +25,7 @@ from funcpipe.errors import Infeasible
 from funcpipe.partitioner.analysis.explain import explain
 from funcpipe.partitioner.cost.evaluate import check_memory, evaluate
 from funcpipe.partitioner.optimize import merged_problem, optimize
-from funcpipe.partitioner.problem.borders import Borders
+from funcpipe.partitioner.problem.cuts import Borders
 from funcpipe.partitioner.problem.stage_graph import TooEntangled, build_stage_graph
 from funcpipe.partitioner.stores import store_choices
 from tests.examples import at_most

@@ -15,8 +15,7 @@ from funcpipe.errors import Infeasible, PlanError
 from funcpipe.partitioner.analysis.second_best import second_best
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.partitioner.optimize import optimize
-from funcpipe.partitioner.problem.problem import Problem
-from funcpipe.partitioner.problem.report import report
+from funcpipe.partitioner.problem.problem import Problem, report
 from funcpipe.partitioner.search.exact import exact
 from funcpipe.partitioner.search.exhaustive import exhaustive
 from funcpipe.partitioner.search.incumbents import incumbents_for

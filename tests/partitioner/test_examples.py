@@ -11,7 +11,7 @@ import numpy as np
 import funcpipe.partitioner
 from funcpipe.core import ScheduleKind, TensorProfile, TrainingSpec, stages_of_layers
 from funcpipe.partitioner.cost.loads import stage_ties
-from funcpipe.partitioner.problem.merge import crossing_bytes, merge
+from funcpipe.partitioner.problem.cuts import crossing_bytes, merge_layers, starts_of
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.problem.stage_graph import build_stage_graph
 from funcpipe.partitioner.search.labels import Labels, extended, paths_of
@@ -92,9 +92,10 @@ def test_layers_that_are_merged() -> None:
         replace(tensor, forward_bytes=size, backward_bytes=0)
         for tensor, size in zip(profile.tensors, (10, 90), strict=True)
     ]
-    merged = merge(replace(profile, layers=tuple(layers), tensors=tuple(tensors)), 2)
-    assert merged.starts == (0, 1, 3)
-    assert crossing_bytes(merged.profile).tolist() == [0.0, 10.0, 0.0]
+    profile = replace(profile, layers=tuple(layers), tensors=tuple(tensors))
+    merged = merge_layers(profile, 2)
+    assert starts_of(merged, profile) == (0, 1, 3)
+    assert crossing_bytes(merged).tolist() == [0.0, 10.0, 0.0]
 
 
 def test_ties_of_two_stages() -> None:

@@ -10,7 +10,7 @@ from funcpipe.partitioner.analysis.explain_text import render
 from funcpipe.partitioner.analysis.front import pareto_front
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.partitioner.optimize import optimize
-from funcpipe.partitioner.problem.formats import REASON, REASON_16_BITS, reason_for, with_formats
+from funcpipe.partitioner.problem.goal import REASON, REASON_16_BITS, reason_for, with_formats
 from tests.partitioner.instances import platform
 from tests.partitioner.oracles import SYNCS, of_sync, optima
 from tests.partitioner.problems import ADAM as EXACT

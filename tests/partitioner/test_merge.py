@@ -10,7 +10,7 @@ from funcpipe.core import TrainingSpec
 from funcpipe.errors import InvalidValue
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.partitioner.optimize import optimize
-from funcpipe.partitioner.problem.merge import crossing_bytes, merge, merge_layers
+from funcpipe.partitioner.problem.cuts import crossing_bytes, merge_layers, starts_of
 from tests.examples import at_most
 from tests.partitioner.instances import chain, platform
 
@@ -19,19 +19,19 @@ from tests.partitioner.instances import chain, platform
 @given(layers=st.integers(1, 20), limit=st.integers(1, 12), skips=st.integers(0, 5), seed=st.integers(0, 1000))
 def test_merging_keeps_sums_names_and_crossings(layers: int, limit: int, skips: int, seed: int) -> None:
     profile = chain(layers, 2, seed, skips=skips)
-    merged = merge(profile, limit)
-    small = merged.profile
+    small = merge_layers(profile, limit)
+    starts = starts_of(small, profile)
     assert len(small.layers) == min(layers, limit)
     assert [name for layer in small.layers for name in layer.graph_layers] == [layer.name for layer in profile.layers]
     assert small.parameter_bytes(0, len(small.layers)) == profile.parameter_bytes(0, layers)
     for first, stop in itertools.combinations(range(len(small.layers) + 1), 2):
-        original = merged.starts[first], merged.starts[stop]
+        original = starts[first], starts[stop]
         assert small.summed_bytes(first, stop) == profile.summed_bytes(*original)
     for field in ("activation_bytes", "constant_bytes", "input_bytes"):
         assert sum(getattr(x, field) for x in small.layers) == sum(getattr(x, field) for x in profile.layers)
     seconds = [sum(layer.backward_s[1] for layer in p.layers) for p in (small, profile)]
     assert seconds[0] == pytest.approx(seconds[1])
-    assert crossing_bytes(small).tolist() == crossing_bytes(profile)[list(merged.starts)].tolist()
+    assert crossing_bytes(small).tolist() == crossing_bytes(profile)[list(starts)].tolist()
 
 
 def test_a_plan_of_merged_layers_costs_the_same_in_the_original() -> None:
@@ -53,7 +53,7 @@ def test_the_cheapest_cut_remains() -> None:
     for seed in range(20):
         profile = chain(8, 1, seed)
         crossing = crossing_bytes(profile)
-        two = merge(profile, 7).starts
+        two = starts_of(merge_layers(profile, 7), profile)
         (gone,) = set(range(8)) - set(two)
         if 1 < gone < 7:  # not at an end, where a light layer has one neighbour only
             assert crossing[gone] >= min(crossing[gone - 1], crossing[gone + 1])

@@ -9,7 +9,7 @@ from funcpipe.cli.render.table import Column, print_table
 from funcpipe.core import MB, Estimate, ModelProfile, Plan, PlatformSpec, Trace
 from funcpipe.core.job_estimate import number_text
 from funcpipe.core.stores import KINDS
-from funcpipe.partitioner.problem.formats import reason_for
+from funcpipe.partitioner.problem.goal import reason_for
 
 if TYPE_CHECKING:
     from funcpipe.partitioner.analysis.front import Front

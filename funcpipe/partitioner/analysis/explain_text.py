@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from funcpipe.core import MB, Wire
 from funcpipe.partitioner.analysis.explain import Alternative, Explanation, StageExplanation
-from funcpipe.partitioner.problem.formats import reason_for
+from funcpipe.partitioner.problem.goal import reason_for
 
 
 def render(explanation: Explanation) -> str:

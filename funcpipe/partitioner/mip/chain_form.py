@@ -36,7 +36,7 @@ from funcpipe.partitioner.cost.loads import Setting, StageTraffic
 from funcpipe.partitioner.cost.pipeline import dollars, ended_s, synchronised_s
 from funcpipe.partitioner.cost.stores import message_requests, request_usd, sync_requests
 from funcpipe.partitioner.cost.sync_time import sync_time_s
-from funcpipe.partitioner.problem.borders import Borders
+from funcpipe.partitioner.problem.cuts import Borders
 from funcpipe.partitioner.problem.options import edge_loads
 from funcpipe.partitioner.problem.problem import Problem, StageChoice
 from funcpipe.partitioner.problem.stage_graph import build_stage_graph

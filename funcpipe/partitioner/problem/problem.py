@@ -1,4 +1,4 @@
-"""The problem to solve: which settings a plan can have, what makes it good, and the plan made of chosen stages."""
+"""The problem to solve: the settings that a plan can have, the plan of chosen stages, and the report of a solver."""
 
 import math
 from collections.abc import Sequence
@@ -9,10 +9,12 @@ from funcpipe.core import (
     DEFAULT_STORES,
     NO_PINS,
     ModelProfile,
+    Optimality,
     Pins,
     Plan,
     PlatformSpec,
     ScheduleKind,
+    SolverReport,
     Stage,
     Stores,
     Streams,
@@ -25,11 +27,9 @@ from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost.evaluate import column_of, evaluate
 from funcpipe.partitioner.cost.loads import Setting
 from funcpipe.partitioner.cost.sync_time import choose
-from funcpipe.partitioner.problem.borders import Borders
-from funcpipe.partitioner.problem.goal import Goal, goal_of
-from funcpipe.partitioner.problem.loose_graph import loose_stage_graph
-from funcpipe.partitioner.problem.pins import PlacedPins
-from funcpipe.partitioner.problem.stage_graph import EDGE_LIMIT, StageGraph, build_stage_graph
+from funcpipe.partitioner.problem.cuts import Borders, PlacedPins
+from funcpipe.partitioner.problem.goal import GAP_OF_A_PROOF, Goal, goal_of
+from funcpipe.partitioner.problem.stage_graph import EDGE_LIMIT, StageGraph, build_stage_graph, loose_stage_graph
 
 SYNC_TIME_VALUES = (3.84, 245.76)
 """The least and the greatest of the paper's weights on time that are not 0, in dollars for a saved hour."""
@@ -299,3 +299,26 @@ class Problem:
 
 def _divisors(number: int) -> tuple[int, ...]:
     return tuple(divisor for divisor in range(1, number + 1) if number % divisor == 0)
+
+
+def report(
+    plan: Plan, problem: Problem, *, name: str, bound: float | None, solve_s: float, one_way: bool = False
+) -> Plan:
+    """`plan` with the report of the solver `name`, which proved that no plan of `problem` is below `bound`.
+
+    With `one_way` the proof covers the few ways to synchronise that all stages share (`Problem.one_way_settings`).
+    """
+    objective = problem.goal.of_plan(plan)
+    bound = None if bound is None else max(0.0, bound)  # no objective is negative, whatever a solver has proved
+    gap = None if bound is None else max(0.0, (objective - bound) / objective) if objective > 0 else 0.0
+    proved = gap is not None and gap <= GAP_OF_A_PROOF
+    solver = SolverReport(
+        name=name,
+        status=Optimality.OPTIMAL if proved else Optimality.FEASIBLE,
+        objective=objective,
+        gap=gap,
+        solve_s=solve_s,
+        bound=bound,
+        sync_ways=problem.compared_ways if one_way else None,
+    )
+    return replace(plan, solver=solver)

@@ -15,8 +15,8 @@ graph is a single path.
 from collections.abc import Collection
 from dataclasses import replace
 
+from funcpipe.partitioner.problem.cuts import merge_layers
 from funcpipe.partitioner.problem.goal import Goal
-from funcpipe.partitioner.problem.merge import merge_layers
 from funcpipe.partitioner.problem.options import fitting_stages
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.problem.stage_graph import TooEntangled

@@ -5,8 +5,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from funcpipe.core import Plan
-from funcpipe.partitioner.problem.problem import Problem
-from funcpipe.partitioner.problem.report import report
+from funcpipe.partitioner.problem.problem import Problem, report
 from funcpipe.partitioner.search.incumbents import incumbents_for
 from funcpipe.partitioner.search.infeasible import explain_infeasible
 from funcpipe.partitioner.search.search import Search

@@ -24,8 +24,7 @@ from funcpipe.partitioner.cost.loads import Loads, Setting, Ties
 from funcpipe.partitioner.cost.pipeline import PlanCosts, StageCosts, plan_costs
 from funcpipe.partitioner.cost.stores import way_fits, way_usd
 from funcpipe.partitioner.cost.sync_ways import sync_times, ways_of
-from funcpipe.partitioner.problem.problem import Problem, StageChoice
-from funcpipe.partitioner.problem.report import report
+from funcpipe.partitioner.problem.problem import Problem, StageChoice, report
 from funcpipe.partitioner.search.infeasible import explain_infeasible
 
 

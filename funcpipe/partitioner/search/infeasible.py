@@ -13,12 +13,11 @@ import numpy as np
 
 from funcpipe.core import MB, NO_PINS, ModelProfile, OptimizerKind, Plan, Recompute
 from funcpipe.errors import Infeasible
-from funcpipe.partitioner.problem.borders import Borders
+from funcpipe.partitioner.problem.cuts import Borders
 from funcpipe.partitioner.problem.goal import Goal
-from funcpipe.partitioner.problem.loose_graph import loose_stage_graph
 from funcpipe.partitioner.problem.options import least_memory_bytes
 from funcpipe.partitioner.problem.problem import Problem
-from funcpipe.partitioner.problem.stage_graph import TooEntangled
+from funcpipe.partitioner.problem.stage_graph import TooEntangled, loose_stage_graph
 from funcpipe.partitioner.search.search import best_for
 
 

@@ -16,8 +16,7 @@ from funcpipe.core import Plan, PlatformSpec, Stores, StoreSpec
 from funcpipe.core.stores import AUTO
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost.evaluate import check_objects, evaluate
-from funcpipe.partitioner.problem.problem import Problem
-from funcpipe.partitioner.problem.report import report
+from funcpipe.partitioner.problem.problem import Problem, report
 from funcpipe.partitioner.search.exact import search_below, time_limit
 from funcpipe.partitioner.search.incumbents import incumbents_for
 from funcpipe.partitioner.search.infeasible import explain_infeasible
