@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from funcpipe.core import Estimate, ModelProfile, TrainingSpec, read
-from funcpipe.partitioner.analysis.front import pareto_front
-from funcpipe.partitioner.analysis.plot import plot_front
+from funcpipe.partitioner.alternatives import pareto_front, plot_front
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.report.gantt import draw_one

@@ -17,7 +17,7 @@ from funcpipe.core import (
     read,
 )
 from funcpipe.errors import Infeasible
-from funcpipe.partitioner.analysis.front import Front, pareto_front
+from funcpipe.partitioner.alternatives import Front, pareto_front
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.platforms.catalog import load_spec
 

@@ -42,7 +42,7 @@ from funcpipe.core.loss_model import LossModel
 from funcpipe.core.market import Market
 from funcpipe.core.provision import ProvisionTable
 from funcpipe.core.settings import DEFAULT_FAULTS
-from funcpipe.partitioner.catalog import PROFILED_LAYERS
+from funcpipe.partitioner import PROFILED_LAYERS
 from funcpipe.profiler import REPEATS
 from funcpipe.scheduler.simulator.disturbances import UNDISTURBED, Disturbances
 from funcpipe.training.adapters import loss_of_output, optimizer_kind

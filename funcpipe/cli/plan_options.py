@@ -16,7 +16,7 @@ from funcpipe.cli.options import (
     add_verb,
 )
 from funcpipe.core import SYNC_WIRES, Coupled, Numerics, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
-from funcpipe.partitioner.catalog import PROFILED_LAYERS
+from funcpipe.partitioner import PROFILED_LAYERS
 
 
 def add_profile(verbs: Any) -> None:

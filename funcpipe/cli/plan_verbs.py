@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from funcpipe.history.learned import ObservedIteration
-    from funcpipe.partitioner.analysis.whatif import Planner
+    from funcpipe.partitioner.alternatives import Planner
 
 
 def profile(options: argparse.Namespace) -> None:
@@ -124,7 +124,7 @@ def _what_if(
     options: argparse.Namespace, measured: ModelProfile, spec: PlatformSpec, training: TrainingSpec, find: "Planner"
 ) -> None:
     """Compare today's plan with the best one after the changes, and write that one."""
-    from funcpipe.partitioner.analysis.whatif import parse_changes, what_if
+    from funcpipe.partitioner.alternatives import parse_changes, what_if
 
     if options.pareto:
         raise InputError("--what-if compares two plans; it cannot be combined with --pareto")
@@ -139,11 +139,11 @@ def _what_if(
 
 def _pareto(options: argparse.Namespace, measured: ModelProfile, spec: PlatformSpec, training: TrainingSpec) -> None:
     """Print every plan that no other beats in both time and money, and write the recommended one."""
-    from funcpipe.partitioner.analysis.front import pareto_front
+    from funcpipe.partitioner.alternatives import pareto_front
 
     front = pareto_front(measured, spec, training, pins=plan_values.pins(options), time_limit_s=options.time_limit)
     if options.figure:
-        from funcpipe.partitioner.analysis.plot import plot_front
+        from funcpipe.partitioner.alternatives import plot_front
 
         write_file(partial(plot_front, front), options.figure)
     write_file(partial(write, front.plans[front.recommended]), options.output)
@@ -153,8 +153,8 @@ def _pareto(options: argparse.Namespace, measured: ModelProfile, spec: PlatformS
 
 def explain(options: argparse.Namespace) -> None:
     """Say why a plan is the way it is."""
-    from funcpipe.partitioner.analysis.explain import explain as explain_plan
-    from funcpipe.partitioner.analysis.explain_text import render as as_text
+    from funcpipe.partitioner.explain import explain as explain_plan
+    from funcpipe.partitioner.explain import render as as_text
 
     plan = read(Plan, options.plan)
     source = plan_values.made_from(options, plan)

@@ -2,29 +2,225 @@
 
 The pair is an outer choice. For each, the problem has the latency, the links and the prices of these two stores, and
 dollars for their hours; the best plan of all pairs is the best plan. A pair is left out if another one is as good in
-everything, and it is searched only for plans that are better than the best known so far. Checkpoints do not couple with
-an iteration: theirs is the durable store in which writing one costs least, time valued.
+everything, and it is searched only for plans that are better than the best known so far. By hand: stores A, B and C,
+where C has the latency of B and costs more. Of the nine pairs four are left: AA, AB, BA and BB.
 
-By hand: stores A, B and C, where C has the latency of B and costs more. Of the nine pairs four are left: AA, AB, BA
-and BB.
+The exact search looks into some pairs one by one, and leaves the others out in groups. By hand: with stores A and B for
+messages and A, B and C for sums there are six pairs. The best plan in AA costs 10 $, and would cost 8 $ in BB, where
+the search goes on and finds one of 7 $. Pairs with the same store for messages are left out together if nothing is
+below 7 $ even in a store for sums that is as fast as the fastest and as cheap as the cheapest of theirs; otherwise the
+most promising pair of the group is looked into, and the rest is tried again.
+
+Checkpoints do not couple with an iteration: theirs is the durable store in which writing one costs least, time valued.
 """
 
 import itertools
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from funcpipe.core import Plan, PlatformSpec, Stores, StoreSpec
 from funcpipe.core.stores import AUTO
-from funcpipe.errors import Infeasible, InvalidValue
-from funcpipe.partitioner.catalog import Policy
-from funcpipe.partitioner.cost.evaluate import evaluate, plan_loads, plan_setting
+from funcpipe.errors import Infeasible, InvalidValue, PlanError
+from funcpipe.partitioner import Policy
+from funcpipe.partitioner.cost.evaluate import check_objects, evaluate, plan_loads, plan_setting
 from funcpipe.partitioner.cost.formulas import parameter_copies
 from funcpipe.partitioner.cost.pipeline import dollars
 from funcpipe.partitioner.cost.stores import link
 from funcpipe.partitioner.problem.problem import Problem, report
-from funcpipe.partitioner.search.store_pairs import STORE_COSTS, STORE_LIMITS, allowed, in_stores
+from funcpipe.partitioner.search.exact import search_below, time_limit
+from funcpipe.partitioner.search.incumbents import incumbents_for
+from funcpipe.partitioner.search.infeasible import explain_infeasible
+from funcpipe.partitioner.search.search import Search
+from funcpipe.partitioner.search.spaces import Space, Tables, spaces
+
+_ROUNDING = 1e-9
+
+STORE_COSTS = ("latency_s", "price_put_usd", "price_get_usd", "price_sent_usd_gb", "price_received_usd_gb")
+STORE_LIMITS = ("bytes_s", "shared_bytes_s", "largest_bytes")
+"""What a store is better for having less of, hours aside; and for having more of, or no limit."""
+
+
+def in_stores(problem: Problem, stores: Stores) -> Problem:
+    """The same problem in other stores."""
+    return with_graph_of(replace(problem, stores=stores), problem)
+
+
+def with_graph_of(problem: Problem, other: Problem) -> Problem:
+    """`problem`, with the stage graph of `other`, which has the same one, if that has been made."""
+    vars(problem).update({name: made for name, made in vars(other).items() if name == "stage_graph"})
+    return problem
+
+
+def allowed(spec: PlatformSpec, asked: str) -> tuple[str, ...]:
+    """The stores that may be taken where `asked` is a name or "auto"; raises InvalidValue for an unknown one."""
+    return spec.store_names if asked == AUTO else (spec.store(asked).name,)
+
+
+def with_largest_objects(spec: PlatformSpec, asked: Stores) -> Stores:
+    """The allowed stores of messages and of sums that take the largest objects: what fits in any pair fits in theirs.
+
+    Of several such stores, the platform lists the chosen one first.
+    """
+
+    def room(name: str) -> float:
+        largest = spec.store(name).largest_bytes
+        return math.inf if largest is None else largest
+
+    return Stores(messages=max(allowed(spec, asked.messages), key=room), sums=max(allowed(spec, asked.sums), key=room))
+
+
+def exact_over_stores(
+    problem: Problem,
+    choices: Sequence[Stores],
+    *,
+    time_limit_s: float | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Plan:
+    """The best plan in any of `choices`, or the best so far with a bound, as `exact` finds it in one of them."""
+    started_s = clock()
+    search = _PairSearch(problem, list(choices), time_limit(started_s, time_limit_s, clock))
+    search.run()
+    if search.best is None:
+        raise explain_infeasible(problem)
+    plan = search.best
+    return report(plan, in_stores(problem, plan.stores), name="exact", bound=search.bound, solve_s=clock() - started_s)
+
+
+class _PairSearch:
+    """The pairs that are left to look into, the best plan so far, and the least that any other one may cost."""
+
+    def __init__(self, problem: Problem, left: list[Stores], time_is_up: Callable[[], bool]) -> None:
+        """Nothing is known yet of the pairs that are `left`."""
+        self.problem, self.left, self.time_is_up = problem, left, time_is_up
+        self.all = tuple(left)
+        self.best: Plan | None = None
+        self.cutoff = self.bound = math.inf
+        self._tables: Tables = {}
+        self._promise: dict[Stores, float] = {}
+
+    def run(self) -> None:
+        """Look into all pairs: until there is a plan, then into the most promising one, then group by group."""
+        while self.left and self.best is None:
+            self._look_into(self.left[0])
+        for group in self._groups():
+            if len(group) > 1 and not self._must_stop():
+                self._leave_out(group, alone=True)
+        if not self._must_stop():
+            self._promising_first()
+            self._look_into(self.left[0])
+        for group in self._groups():
+            while group and not self._must_stop():
+                if len(group) > 1 and self._leave_out(group, alone=False):
+                    break
+                self._look_into(group.pop(0))
+
+    def _groups(self) -> list[list[Stores]]:
+        stores = dict.fromkeys(pair.messages for pair in self.left)
+        return [[pair for pair in self.left if pair.messages == messages] for messages in stores]
+
+    def _must_stop(self) -> bool:
+        """Whether time is up: nothing is known then of plans in the pairs that are left."""
+        if self.left and self.best is not None and self.time_is_up():
+            self.bound, self.left = 0.0, []
+        return not self.left
+
+    def _look_into(self, stores: Stores) -> None:
+        self.left.remove(stores)
+        problem = in_stores(self.problem, stores)
+        search = search_below(problem, self.cutoff, self.time_is_up, self._spaces(problem, [stores]))
+        self.bound = min(self.bound, search.bound)
+        if search.found:
+            self.best = search.found[-1].plan(problem)
+            self.cutoff = min(self.cutoff, search.incumbents.best)
+
+    def _leave_out(self, group: list[Stores], *, alone: bool) -> bool:
+        """Leave out a group of pairs, with the same store for messages, if no plan in them can be better; or say no.
+
+        They are searched together, as if there were a store for sums with the best of each of theirs; and with `alone`
+        as if each function had the stores for itself. A plan that is found shows what to expect of them. Where it costs
+        no more in one of the pairs, the search goes on.
+        """
+        problem = _in_best_of(self.problem, group)
+        if alone:
+            problem = with_graph_of(replace(problem, spec=problem.spec.unshared()), problem)
+        search = Search(
+            problem, incumbents_for(problem.goal, self.cutoff), self.time_is_up, among=self._spaces(problem, group)
+        )
+        known = 0
+
+        def stops() -> bool:
+            nonlocal known
+            if len(search.found) > known:
+                known, plan = len(search.found), search.found[-1].plan(problem)
+                for stores in group:
+                    self._price(plan, stores)
+            return self.cutoff > search.incumbents.best * (1 + _ROUNDING) or self.time_is_up()
+
+        search.time_is_up = stops
+        search.run()
+        if stops() or not search.complete:
+            return False
+        self.bound = min(self.bound, search.bound)
+        self.left = [pair for pair in self.left if pair not in group]
+        return True
+
+    def _spaces(self, problem: Problem, group: Sequence[Stores]) -> Iterator[Space]:
+        """The spaces of a problem. Plans in which nothing is summed are searched where all is in one store."""
+        graph, settings = problem.stage_graph, problem.settings()
+        elsewhere = [Stores(messages=pair.messages, sums=pair.messages) for pair in group]
+        if not problem.profile.ties and all(one in self.all and one not in group for one in elsewhere):
+            settings = tuple(setting for setting in settings if setting.replicas > 1)
+        return spaces(problem, graph, settings=settings, tables=self._tables)
+
+    def _promising_first(self) -> None:
+        """Sort the pairs by what plans known would cost in them."""
+        if self.best is not None:
+            for stores in self.left:
+                self._price(self.best, stores)
+        self.left.sort(key=lambda stores: self._promise.get(stores, math.inf))
+
+    def _price(self, plan: Plan, stores: Stores) -> None:
+        """What `plan` would cost in a pair of stores; it is the best one if it costs less than that."""
+        moved = replace(plan, stores=stores, prices_note=self.problem.spec.prices_note(stores))
+        moved = replace(moved, estimate=evaluate(moved, self.problem.profile, self.problem.spec))
+        objective = self.problem.goal.of_plan(moved)
+        self._promise[stores] = min(objective, self._promise.get(stores, math.inf))
+        if objective < self.cutoff and self._fits(moved):
+            self.best, self.cutoff = moved, objective
+
+    def _fits(self, plan: Plan) -> bool:
+        try:
+            check_objects(plan, self.problem.profile, self.problem.spec)
+        except PlanError:
+            return False
+        return True
+
+
+def _in_best_of(problem: Problem, group: Sequence[Stores]) -> Problem:
+    """The problem with a store for sums in which no plan costs more than in any pair of `group`."""
+    spec, messages = problem.spec, group[0].messages
+    stores = [spec.store(pair.sums) for pair in group]
+
+    def least(name: str) -> Any:
+        return min(getattr(store, name) for store in stores)
+
+    def most(name: str) -> Any:
+        values = [getattr(store, name) for store in stores]
+        return None if None in values else max(values)
+
+    best = StoreSpec(
+        name="best of " + ", ".join(store.name for store in stores),
+        what="the best of each",
+        **{name: least(name) for name in STORE_COSTS},
+        **{name: most(name) for name in STORE_LIMITS},
+        price_usd_h=min(spec.stores_usd_h(pair) for pair in group) - spec.store(messages).price_usd_h,
+    )
+    other = replace(spec, stores=(*spec.stores, best))
+    return with_graph_of(replace(problem, spec=other, stores=Stores(messages=messages, sums=best.name)), problem)
+
 
 FILE_BYTES = 64 << 20
 """Of a file of a checkpoint, at most."""

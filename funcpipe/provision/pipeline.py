@@ -11,7 +11,7 @@ from funcpipe.core.platform import PlatformSpec
 from funcpipe.core.profile import ModelProfile
 from funcpipe.core.provision import CostItem, Provision, Rented
 from funcpipe.errors import Infeasible
-from funcpipe.partitioner.analysis.front import pareto_front
+from funcpipe.partitioner.alternatives import pareto_front
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.provision.goal import Goal
 from funcpipe.provision.result import provision, what_binds

@@ -16,7 +16,7 @@ from funcpipe.core import (
     TrainingSpec,
 )
 from funcpipe.errors import Infeasible
-from funcpipe.partitioner.catalog import Policy
+from funcpipe.partitioner import Policy
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exhaustive import exhaustive

@@ -13,7 +13,7 @@ import torch
 
 from funcpipe.cli import main
 from funcpipe.core import MB, LayerProfile, ModelProfile, Plan, TensorProfile, read, read_trace, to_text, write
-from funcpipe.partitioner.catalog import solvers
+from funcpipe.partitioner import solvers
 from funcpipe.platforms.catalog import load_spec
 
 MODEL, SAMPLE, DATA = "tests.e2e.small:model", "tests.e2e.small:sample", "tests.e2e.small:data"

@@ -10,7 +10,7 @@ import funcpipe
 from funcpipe.cli import main
 from funcpipe.cli.job_file import verbs_of
 from funcpipe.cli.parser import build_parser
-from funcpipe.partitioner.catalog import solvers
+from funcpipe.partitioner import solvers
 
 VERBS = (
     *("profile", "optimize", "explain", "simulate", "provision", "fit-loss", "train", "train-server", "verify"),

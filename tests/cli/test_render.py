@@ -34,8 +34,7 @@ from funcpipe.core import (
     Wire,
 )
 from funcpipe.core.job_estimate import number_text, time_text, usd_text
-from funcpipe.partitioner.analysis.front import Front
-from funcpipe.partitioner.analysis.whatif import WhatIf
+from funcpipe.partitioner.alternatives import Front, WhatIf
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.report.compare import LaneReport, LaneUse, Report
 from funcpipe.runstate.liveness import WorkerState

@@ -18,7 +18,7 @@ import pytest
 
 from funcpipe.core import Optimality, Plan, Stores, Sync
 from funcpipe.errors import Infeasible
-from funcpipe.partitioner.analysis.front import pareto_front
+from funcpipe.partitioner.alternatives import pareto_front
 from funcpipe.partitioner.problem.goal import LIMIT_SLACK
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import exact

@@ -6,9 +6,8 @@ import pytest
 
 from funcpipe.core import Recompute, ScheduleKind, Sync, TrainingSpec
 from funcpipe.errors import InvalidValue, PlanError
-from funcpipe.partitioner.analysis.explain import explain
-from funcpipe.partitioner.analysis.explain_text import render
 from funcpipe.partitioner.cost.evaluate import check_memory, evaluate
+from funcpipe.partitioner.explain import explain, render
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.search.exact import exact
 from funcpipe.report.predict import predict

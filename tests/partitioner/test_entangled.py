@@ -22,8 +22,8 @@ from funcpipe.core import (
     TrainingSpec,
 )
 from funcpipe.errors import Infeasible
-from funcpipe.partitioner.analysis.explain import explain
 from funcpipe.partitioner.cost.evaluate import check_memory, evaluate
+from funcpipe.partitioner.explain import explain
 from funcpipe.partitioner.optimize import merged_problem, optimize
 from funcpipe.partitioner.problem.cuts import Borders
 from funcpipe.partitioner.problem.stage_graph import TooEntangled, build_stage_graph

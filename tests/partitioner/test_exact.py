@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from funcpipe.core import Optimality, Pins, Plan, Recompute, Sync, TrainingSpec, from_text, to_text
 from funcpipe.errors import Infeasible, PlanError
-from funcpipe.partitioner.analysis.second_best import second_best
+from funcpipe.partitioner.alternatives import second_best
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.problem import Problem, report

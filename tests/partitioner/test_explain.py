@@ -7,10 +7,9 @@ import pytest
 
 from funcpipe.core import OptimizerKind, Pins, Recompute, ScheduleKind, TrainingSpec
 from funcpipe.errors import Infeasible, InvalidValue, PlanError
-from funcpipe.partitioner.analysis.explain import explain
-from funcpipe.partitioner.analysis.explain_text import render
-from funcpipe.partitioner.analysis.whatif import Changes, parse_changes, what_if
+from funcpipe.partitioner.alternatives import Changes, parse_changes, what_if
 from funcpipe.partitioner.cost.evaluate import evaluate
+from funcpipe.partitioner.explain import explain, render
 from funcpipe.partitioner.optimize import optimize
 from tests.partitioner.instances import MB, chain, platform
 

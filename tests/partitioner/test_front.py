@@ -8,15 +8,15 @@ from hypothesis import strategies as st
 
 from funcpipe.core import Optimality, TrainingSpec, from_text, to_text
 from funcpipe.errors import Infeasible, InvalidValue
-from funcpipe.partitioner.analysis.front import (
+from funcpipe.partitioner.alternatives import (
     PAPER_WEIGHTS,
     USD_PER_MB_S,
     Front,
     best_point,
     pareto_front,
+    plot_front,
     recommended_point,
 )
-from funcpipe.partitioner.analysis.plot import plot_front
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import exact
 from tests.examples import at_most

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from funcpipe.core import Plan, Recompute, Sync, TrainingSpec
 from funcpipe.errors import Infeasible
-from funcpipe.partitioner.catalog import find_policy, policies
+from funcpipe.partitioner import find_policy, policies
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.policies import Server, bayes
 from funcpipe.partitioner.problem.problem import Problem

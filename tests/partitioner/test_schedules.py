@@ -7,10 +7,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from funcpipe.core import ModelProfile, Plan, PlatformSpec, Recompute, ScheduleKind, Stage, Sync, TrainingSpec, Wire
-from funcpipe.partitioner.analysis.explain import explain
-from funcpipe.partitioner.analysis.front import pareto_front
-from funcpipe.partitioner.analysis.second_best import second_best
+from funcpipe.partitioner.alternatives import pareto_front, second_best
 from funcpipe.partitioner.cost.evaluate import evaluate
+from funcpipe.partitioner.explain import explain
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import exact

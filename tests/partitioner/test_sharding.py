@@ -6,9 +6,8 @@ import pytest
 
 from funcpipe.core import Recompute, Sync, TiedParameter, Wire
 from funcpipe.errors import Infeasible, InvalidValue
-from funcpipe.partitioner.analysis.explain import explain
-from funcpipe.partitioner.analysis.explain_text import render
 from funcpipe.partitioner.cost.evaluate import plan_loads
+from funcpipe.partitioner.explain import explain, render
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.policies import hybridps
 from funcpipe.partitioner.problem.problem import Problem

@@ -6,10 +6,9 @@ import pytest
 
 from funcpipe.core import Optimality, Stores
 from funcpipe.errors import Infeasible
-from funcpipe.partitioner.analysis.front import pareto_front
+from funcpipe.partitioner.alternatives import pareto_front
 from funcpipe.partitioner.problem.problem import Problem
-from funcpipe.partitioner.search.store_pairs import exact_over_stores
-from funcpipe.partitioner.stores import store_choices
+from funcpipe.partitioner.stores import exact_over_stores, store_choices
 from tests.partitioner.instances import platform, store
 from tests.partitioner.oracles import AUTO, Optima, compare, front_over_pairs, optima, over_pairs
 from tests.partitioner.problems import with_stores

@@ -22,11 +22,10 @@ from funcpipe.core import (
     to_text,
 )
 from funcpipe.errors import Infeasible, InvalidValue, PlanError
-from funcpipe.partitioner.analysis.explain import explain
-from funcpipe.partitioner.analysis.explain_text import render
-from funcpipe.partitioner.analysis.whatif import Changes
+from funcpipe.partitioner.alternatives import Changes
 from funcpipe.partitioner.cost.evaluate import check_objects, evaluate
 from funcpipe.partitioner.cost.stores import largest_shares, sync_bytes_each
+from funcpipe.partitioner.explain import explain, render
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.problem import Problem, StageChoice
 from funcpipe.report.predict import predict

@@ -8,7 +8,7 @@ import pytest
 
 from funcpipe.comm.collectives import Pattern, Transfer, pattern, transfers
 from funcpipe.core import ScheduleKind, Streams, Sync
-from funcpipe.partitioner.catalog import Policy, find_policy, policies
+from funcpipe.partitioner import Policy, find_policy, policies
 from funcpipe.scheduler import schedules
 from funcpipe.scheduler.schedules import Action
 from funcpipe.testing.policy_contract import PolicyContract

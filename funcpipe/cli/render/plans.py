@@ -12,8 +12,7 @@ from funcpipe.core.stores import KINDS
 from funcpipe.partitioner.problem.goal import reason_for
 
 if TYPE_CHECKING:
-    from funcpipe.partitioner.analysis.front import Front
-    from funcpipe.partitioner.analysis.whatif import WhatIf
+    from funcpipe.partitioner.alternatives import Front, WhatIf
 
 _GANTT_LABEL = len("s0.r0 download ") + 3
 """Room for the name of a lane, with numbers of some digits."""

@@ -1,1 +1,0 @@
-"""Plans explained and compared: what limits them, the second best, trade-offs between time and money, what-if."""
