@@ -18,7 +18,7 @@ from experiments.paper.planning import BASELINES, OURS, PAPER, best_on, dollars,
 from funcpipe import FuncPipe
 from funcpipe.client.site import Site, open_site
 from funcpipe.core import FunctionSize, ModelProfile, Plan, PlatformSpec, Resource, RunLimits, Trace
-from funcpipe.partitioner.policies import Server
+from funcpipe.partitioner.baselines import Server
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.report.compare import compare, typical_step
 

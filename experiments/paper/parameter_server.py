@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from experiments.paper import trained
 from funcpipe.core import Plan, PlatformSpec, RequestCounts, ScheduleKind, from_text
 from funcpipe.errors import DeadlineExceeded, KeyMissing, WorkerFailed
-from funcpipe.partitioner.policies import Server
+from funcpipe.partitioner.baselines import Server
 from funcpipe.platforms.base import Handle, Invoked, Platform, State, Storage
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.local.platform import local_functions

@@ -39,14 +39,14 @@ _SOLVERS = {
 }
 _POLICIES = {
     "exhaustive": "search.exhaustive:exhaustive",
-    "lambdaml": "policies:lambdaml",
-    "lambdaml-ga": "policies:lambdaml_ga",
-    "hybridps": "policies:hybridps",
-    "hybridps-ga": "policies:hybridps_ga",
-    "tpdmp": "policies:tpdmp",
-    "pipedream": "policies:pipedream",
-    "bayes": "policies:bayes",
-    "uniform": "policies:uniform",
+    "lambdaml": "baselines:lambdaml",
+    "lambdaml-ga": "baselines:lambdaml_ga",
+    "hybridps": "baselines:hybridps",
+    "hybridps-ga": "baselines:hybridps_ga",
+    "tpdmp": "baselines:tpdmp",
+    "pipedream": "baselines:pipedream",
+    "bayes": "baselines:bayes",
+    "uniform": "baselines:uniform",
 }
 
 

@@ -35,10 +35,8 @@ from funcpipe.partitioner.problem.goal import Goal
 from funcpipe.partitioner.problem.options import Options
 from funcpipe.partitioner.problem.problem import Problem, StageChoice
 from funcpipe.partitioner.problem.stage_graph import StageGraph
-from funcpipe.partitioner.search.exact import time_limit
-from funcpipe.partitioner.search.found import Found
-from funcpipe.partitioner.search.incumbents import Cheapest, ParetoPlans, incumbents_for
-from funcpipe.partitioner.search.infeasible import explain_infeasible
+from funcpipe.partitioner.search.exact import explain_infeasible, time_limit
+from funcpipe.partitioner.search.incumbents import Cheapest, Found, ParetoPlans, incumbents_for
 from funcpipe.partitioner.search.search import Search
 from funcpipe.partitioner.search.spaces import Space, spaces
 from funcpipe.partitioner.stores import in_stores, store_choices, with_checkpoints

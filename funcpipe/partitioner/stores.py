@@ -30,9 +30,8 @@ from funcpipe.partitioner.cost.formulas import parameter_copies
 from funcpipe.partitioner.cost.pipeline import dollars
 from funcpipe.partitioner.cost.stores import link
 from funcpipe.partitioner.problem.problem import Problem, report
-from funcpipe.partitioner.search.exact import search_below, time_limit
+from funcpipe.partitioner.search.exact import explain_infeasible, search_below, time_limit
 from funcpipe.partitioner.search.incumbents import incumbents_for
-from funcpipe.partitioner.search.infeasible import explain_infeasible
 from funcpipe.partitioner.search.search import Search
 from funcpipe.partitioner.search.spaces import Space, Tables, spaces
 

@@ -14,9 +14,9 @@ from funcpipe.partitioner.cost.loads import stage_ties
 from funcpipe.partitioner.problem.cuts import crossing_bytes, merge_layers, starts_of
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.problem.stage_graph import build_stage_graph
+from funcpipe.partitioner.search.initial_bounds import lane_caps
 from funcpipe.partitioner.search.labels import Labels, extended, paths_of
 from funcpipe.partitioner.search.option_network import OptionNetwork, path_costs
-from funcpipe.partitioner.search.shortest_paths import lane_caps
 from funcpipe.partitioner.search.spaces import all_spaces, with_stage_counts
 from tests.partitioner.instances import chain, platform
 

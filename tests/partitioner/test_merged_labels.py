@@ -11,13 +11,11 @@ from hypothesis import strategies as st
 from funcpipe.partitioner.cost import Array, IntArray
 from funcpipe.partitioner.problem.goal import Goal
 from funcpipe.partitioner.search import search
-from funcpipe.partitioner.search.alike import grouped, merged
+from funcpipe.partitioner.search.completion_bounds import Promising
 from funcpipe.partitioner.search.incumbents import Cheapest
 from funcpipe.partitioner.search.initial_bounds import initial_bounds
-from funcpipe.partitioner.search.needed_options import needed_options
-from funcpipe.partitioner.search.option_network import OptionNetwork, path_costs
-from funcpipe.partitioner.search.path_ways import all_ends
-from funcpipe.partitioner.search.promising import Promising
+from funcpipe.partitioner.search.label_search import grouped, merged, needed_options
+from funcpipe.partitioner.search.option_network import OptionNetwork, all_ends, path_costs
 from funcpipe.partitioner.search.spaces import all_spaces, with_stage_counts
 from funcpipe.partitioner.search.time_window import TimeWindow
 from tests.partitioner.instances import draw_problem

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from funcpipe.core import Plan, Recompute, Sync, TrainingSpec
 from funcpipe.errors import Infeasible
 from funcpipe.partitioner import find_policy, policies
+from funcpipe.partitioner.baselines import Server, bayes
 from funcpipe.partitioner.optimize import optimize
-from funcpipe.partitioner.policies import Server, bayes
 from funcpipe.partitioner.problem.problem import Problem
 from tests.examples import at_most
 from tests.partitioner.instances import MB, chain, platform

@@ -6,10 +6,10 @@ import pytest
 
 from funcpipe.core import Recompute, Sync, TiedParameter, Wire
 from funcpipe.errors import Infeasible, InvalidValue
+from funcpipe.partitioner.baselines import hybridps
 from funcpipe.partitioner.cost.evaluate import plan_loads
 from funcpipe.partitioner.explain import explain, render
 from funcpipe.partitioner.optimize import optimize
-from funcpipe.partitioner.policies import hybridps
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import exact
 from tests.partitioner.oracles import optima

@@ -32,7 +32,7 @@ from funcpipe.partitioner.mip.chain_form import build_chain_model, chain_program
 from funcpipe.partitioner.mip.stage_form import StageProgramme, build_model, read_choices
 from funcpipe.partitioner.problem.goal import Goal
 from funcpipe.partitioner.problem.problem import Problem, report
-from funcpipe.partitioner.search.infeasible import explain_infeasible
+from funcpipe.partitioner.search.exact import explain_infeasible
 from funcpipe.partitioner.search.initial_bounds import InitialBounds, initial_bounds
 from funcpipe.partitioner.search.option_network import path_costs
 from funcpipe.partitioner.search.spaces import Space, exact_spaces, spaces, with_stage_counts

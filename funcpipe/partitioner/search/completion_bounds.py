@@ -8,19 +8,35 @@ seconds are bounded in four ways, each with its own least dollars: *timed* (all 
 By hand, in seconds alone: before a node lie at least 5 s of lanes, with a slowest lane of at least 1 s, and two
 micro-batches follow the first. A label of 4 s in all whose slowest lanes take 2 s becomes a plan of at least
 5 + 4 + 2 · 2 = 13 s.
+
+Which ways of synchronising a label needs at least, and which are more than any of its completions can use.
+
+Ways are ordered: more requests, fewer seconds. What a way is worth depends on when the iteration ends, which in a
+window of time is known within narrow limits: so of dozens of ways one or two are left for most labels.
+
+By hand: an iteration ends between 10 and 10.1 s. Behind the forward passes, which take at least 4 s, a stage has done
+its last backward after 5 s. So its sums may take 1.1 s at most: slower ways are too late. Another stage ends 5.9 s
+after the forward passes, whatever this one does: ways that take less than 0.9 s cost requests and gain nothing. And a
+way that saves 1 ms for 0.001 $ is not worth it where a second of an iteration costs no more than 0.1 $.
+
+Which labels of a window are worth keeping: what all searches through a window have in common.
+
+A label is worth keeping if one of its completions may be better than the best plans known and lie in the window. A
+complete plan pays for the requests that its end needs: of all ends that it may have, one must be good enough.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import numpy as np
 
-from funcpipe.partitioner.cost import Array
+from funcpipe.partitioner.cost import Array, BoolArray, IntArray
 from funcpipe.partitioner.cost.pipeline import dollars, ended_s, synchronised_s
-from funcpipe.partitioner.search.finish_weights import closing_s, closing_usd, in_front
-from funcpipe.partitioner.search.labels import Labels
+from funcpipe.partitioner.search.incumbents import Incumbents
+from funcpipe.partitioner.search.initial_bounds import closing_s, closing_usd, from_start, in_front, lane_caps
+from funcpipe.partitioner.search.labels import Labels, extended, with_ways
 from funcpipe.partitioner.search.option_network import OptionNetwork
-from funcpipe.partitioner.search.shortest_paths import from_start, lane_caps
 from funcpipe.partitioner.search.time_window import TimeWindow
 
 _CAPS = 48
@@ -187,3 +203,102 @@ def _least_peak(network: OptionNetwork, peak: Array) -> Array:
         if len(entering):
             least[node] = np.maximum(least[network.options.before[entering]], peak[entering]).min()
     return np.where(np.isfinite(least), least, 0.0)
+
+
+_ROUNDING = 1e-9
+_MOST_USD_S = 1e12
+"""What a second costs where nothing is known of it yet."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UsefulWays:
+    """What is the same for all labels of a window: `worth_it` is each option's last way that is worth its requests."""
+
+    bounds: CompletionBounds
+    latest_s: float
+    worth_it: IntArray
+
+    @staticmethod
+    def of(bounds: CompletionBounds, incumbents: Incumbents) -> "UsefulWays":
+        """For the labels of `bounds`. Where a slower plan may be useless or too late, all ways are worth it."""
+        window = bounds.window
+        options, table = window.network.options, window.network.options.ways
+        last = np.full(len(options), table.columns - 1)
+        if incumbents.slower_may_win:
+            threshold_usd = float(incumbents.threshold_usd(np.array([window.low_s]))[0])
+            second_usd = min(max(threshold_usd / window.low_s, window.second_usd), _MOST_USD_S)
+            best = (table.usd_rows(options.row) + second_usd * table.seconds[options.row]).argmin(axis=1)
+            slower_s = table.seconds[options.row, best] - table.seconds[options.row, -1]
+            last = np.where(window.high_s + slower_s <= incumbents.latest_s, best, last)
+        return UsefulWays(bounds=bounds, latest_s=min(window.high_s, incumbents.latest_s), worth_it=last)
+
+    def range(self, labels: Labels, node: int) -> tuple[IntArray, IntArray]:
+        """The first and the last way that a completion may need, for `labels` that have not synchronised yet."""
+        bounds, tail, window = self.bounds, labels.tail, self.bounds.window
+        options, repeats = window.network.options, window.network.repeats
+        seconds = options.ways.seconds[options.row[labels.option]]
+        begun_s = synchronised_s(tail.backward_s, tail.backward_lane_s, 0.0, repeats)
+        forward_lane_s = np.maximum(tail.forward_lane_s, bounds.forward_lane_s[node])
+        forward_s = ended_s(tail.forward_s + bounds.forward_s[node], forward_lane_s, 0.0, repeats)
+        fewest = _first_within(seconds, self.latest_s * (1 + _ROUNDING) - forward_s - begun_s)
+        if node == window.network.start:
+            others_s = np.maximum(tail.finish_s, window.low_s * (1 - _ROUNDING) - forward_s)
+        else:
+            others_s = np.maximum(tail.finish_s, bounds.closed_s(labels, node))
+        most = np.minimum(_first_within(seconds, others_s - begun_s), self.worth_it[labels.option])
+        return fewest, np.maximum(most, fewest)
+
+
+def _first_within(seconds: Array, limit_s: Array) -> IntArray:
+    """For each row the first way that takes no longer than `limit_s`, or the fastest."""
+    slower = (seconds > limit_s[:, None]).sum(axis=1)
+    within: IntArray = np.minimum(slower, seconds.shape[1] - 1)
+    return within
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promising:
+    """The labels of a window that may become better plans than the `incumbents`."""
+
+    bounds: CompletionBounds
+    useful: UsefulWays
+    incumbents: Incumbents
+
+    @staticmethod
+    def of(window: TimeWindow, incumbents: Incumbents, *, ends: bool = True) -> "Promising":
+        """Those of `window`; without `ends`, labels do not know what they pay for each end, and nobody may ask."""
+        bounds = completion_bounds(window)
+        if not ends:
+            bounds = replace(bounds, ends_s=bounds.ends_s[:1])
+        return Promising(bounds=bounds, useful=UsefulWays.of(bounds, incumbents), incumbents=incumbents)
+
+    def of_end(self) -> Labels:
+        """The empty plan."""
+        return Labels.of_end(len(self.bounds.ends_s))
+
+    def at(self, node: int, at_node: Sequence[Labels]) -> Labels:
+        """The labels of `node`: each option that leaves it, in front of each label of the node to which it leads."""
+        network = self.bounds.window.network
+        labels = self._kept(extended(network, node, at_node, self.bounds.closing_usd), node)
+        labels = with_ways(labels, network, *self.useful.range(labels, node), self.bounds.ends_s)
+        return self._kept(labels, node)
+
+    def _kept(self, labels: Labels, node: int) -> Labels:
+        window, incumbents = self.bounds.window, self.incumbents
+        earliest_s = self.bounds.earliest_s(labels, node)
+        threshold_usd = incumbents.threshold_usd(np.maximum(earliest_s, window.low_s))
+        promising = self.bounds.cheapest_usd(labels, node) < threshold_usd
+        return labels.take(promising & (earliest_s <= min(window.high_s, incumbents.latest_s)))
+
+    def good_ends(self, labels: Labels) -> BoolArray:
+        """Which of these complete plans have an end, of all that they may have, with which they are good enough.
+
+        Between two of `bounds.ends_s` a plan ends no earlier than at the first, and pays no less than at the second.
+        """
+        tail, repeats = labels.tail, self.bounds.window.network.repeats
+        end_s = np.maximum(self.bounds.ends_s[:-1], tail.finish_s[:, None])
+        iteration_s = ended_s(tail.forward_s[:, None], tail.forward_lane_s[:, None], end_s, repeats)
+        price_usd_s = tail.price_usd_s[:, None] + self.incumbents.time_value_usd_s
+        usd: Array = dollars(price_usd_s, iteration_s, tail.request_usd[:, None] + labels.in_time_usd[:, 1:])
+        good = usd < self.incumbents.threshold_usd(iteration_s)
+        return np.asarray(good.any(axis=1))

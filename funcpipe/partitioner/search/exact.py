@@ -1,14 +1,28 @@
-"""The exact search: the best plan with proof, or the best plan so far with a bound. It needs no solver."""
+"""The exact search: the best plan with proof, or the best plan so far with a bound. It needs no solver.
+
+Why there is no plan, and what would help: limits are dropped one after the other until there are plans.
+
+The order is: numbers of replicas, deadline or budget, pins, sharing of parameters, number of functions, size of
+objects, memory. By hand: with a deadline of 5 s there is no plan; without it the fastest takes 7 s, so the deadline is
+the cause. If there were none without it either, the pins would be dropped next.
+"""
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields, replace
 
-from funcpipe.core import Plan
+import numpy as np
+
+from funcpipe.core import MB, NO_PINS, ModelProfile, OptimizerKind, Plan, Recompute
+from funcpipe.errors import Infeasible
+from funcpipe.partitioner.problem.cuts import Borders
+from funcpipe.partitioner.problem.goal import Goal
+from funcpipe.partitioner.problem.options import least_memory_bytes
 from funcpipe.partitioner.problem.problem import Problem, report
+from funcpipe.partitioner.problem.stage_graph import TooEntangled, loose_stage_graph
 from funcpipe.partitioner.search.incumbents import incumbents_for
-from funcpipe.partitioner.search.infeasible import explain_infeasible
-from funcpipe.partitioner.search.search import Search
+from funcpipe.partitioner.search.search import Search, best_for
 from funcpipe.partitioner.search.spaces import Space
 
 Clock = Callable[[], float]
@@ -66,3 +80,196 @@ def time_limit(started_s: float, limit_s: float | None, clock: Clock = time.mono
     if limit_s is None:
         return lambda: False
     return lambda: clock() - started_s > limit_s
+
+
+def explain_infeasible(problem: Problem) -> Infeasible:
+    """The error to raise when no plan keeps the limits of `problem`: which limit, by how much, and what would help."""
+    if not problem.degrees:
+        return Infeasible(_no_degree(problem))
+    unlimited = _without_limits(problem)
+    fastest = _fastest(unlimited)
+    if fastest is not None:
+        return Infeasible(_limits(problem, unlimited, fastest))
+    pins = _pins_in_the_way(unlimited)
+    if pins:
+        return Infeasible(f"no plan follows all pins; without {' or without '.join(pins)} there are plans")
+    if problem.training.shard_optimizer:
+        plain = replace(unlimited, training=replace(unlimited.training, shard_optimizer=False))
+        if _fastest(plain) is not None:
+            return Infeasible(
+                "no plan keeps all layers that share parameters in one stage, as an optimiser divided over replicas "
+                "asks; without shard_optimizer, or with a single replica, there are plans"
+            )
+    many = replace(unlimited, spec=replace(problem.spec, max_functions=10**9))
+    if _fastest(many) is not None:
+        return Infeasible(
+            f"no plan fits into {problem.max_functions} functions at once, the most that {problem.spec.name} "
+            "or the pins allow; allow more functions, or choose a larger size"
+        )
+    if _fastest(replace(unlimited, spec=unlimited.spec.without_object_limits())) is not None:
+        return Infeasible(_objects(problem))
+    return Infeasible(_memory(problem))
+
+
+def _objects(problem: Problem) -> str:
+    """The limits of the stores, one of which each plan breaks."""
+    chosen = [("messages", problem.stores.messages), ("sums", problem.stores.sums)]
+    sizes = [(kind, name, problem.spec.store(name).largest_bytes) for kind, name in chosen]
+    limits = [f"{most} bytes at most in {name!r}, where {kind} are" for kind, name, most in sizes if most is not None]
+    return (
+        f"every plan writes an object that is too large for its store: {problem.spec.name} takes objects of "
+        f"{' and '.join(limits)}; choose another store, or a smaller micro-batch"
+    )
+
+
+def _without_limits(problem: Problem) -> Problem:
+    return replace(
+        problem,
+        training=replace(problem.training, deadline_s=None, budget_usd=None),
+        spec=replace(problem.spec, lifetime_s=None),
+        fitting=None,
+    )
+
+
+def _fastest(problem: Problem) -> Plan | None:
+    """The plan with the shortest iteration; a fast one, if there is any, where there are too many ways to cut."""
+    return _best(problem, Goal(counts_seconds=True))
+
+
+def _best(problem: Problem, goal: Goal) -> Plan | None:
+    try:
+        return best_for(problem, goal)
+    except TooEntangled:
+        return best_for(problem, goal, graph=problem.loose_graph)
+
+
+def _no_degree(problem: Problem) -> str:
+    wanted = "any" if problem.training.replicas is None else ", ".join(map(str, problem.training.replicas))
+    pinned = "any" if problem.pins.replicas is None else ", ".join(map(str, problem.pins.replicas))
+    return (
+        f"no number of replicas is left: the training admits {wanted}, the pins {pinned}, "
+        f"and at most {problem.max_functions} functions run at once"
+    )
+
+
+def _limits(problem: Problem, unlimited: Problem, fastest: Plan) -> str:
+    """The deadline, budget or function life that no plan keeps."""
+    assert fastest.estimate is not None
+    seconds = fastest.estimate.iteration_s
+    shape = f"stages: {len(fastest.stages)}, replicas: {fastest.replicas}"
+    if seconds > problem.goal.deadline_s:
+        deadline_s = problem.training.deadline_s
+        if deadline_s is not None and deadline_s <= problem.goal.deadline_s:
+            what, first = f"no plan meets the deadline of {deadline_s:g} s", "allow more time"
+        else:
+            what = f"no iteration fits into the life of a function, {problem.goal.deadline_s:g} s after its cold start"
+            first = "choose a smaller global batch"
+        return f"{what}: the fastest takes {seconds:.4g} s ({shape}); {_more_speed(problem, first)}"
+    cheapest = _best(unlimited, Goal(deadline_s=problem.goal.deadline_s))
+    assert cheapest is not None
+    assert cheapest.estimate is not None
+    return (
+        f"no plan stays within the budget of {problem.goal.budget_usd:.4g} $ for an iteration: the cheapest costs "
+        f"{cheapest.estimate.cost_usd:.4g} $ and takes {cheapest.estimate.iteration_s:.4g} s; raise the budget"
+    )
+
+
+def _more_speed(problem: Problem, first: str) -> str:
+    ways = [first]
+    if problem.training.replicas is not None or problem.pins != NO_PINS:
+        ways.append("admit other numbers of replicas or fewer pins")
+    if 1.0 in (problem.training.wire.ratio, problem.training.wire_sync.ratio):
+        ways.append("send half-precision tensors")
+    return ", ".join(ways[:-1]) + " or " + ways[-1] if len(ways) > 1 else ways[0]
+
+
+def _pins_in_the_way(problem: Problem) -> list[str]:
+    """The pins each of which is enough to drop for there to be plans; or all of them together."""
+    if problem.pins == NO_PINS or _fastest(replace(problem, pins=NO_PINS)) is None:
+        return []
+    names = [item.name for item in fields(problem.pins)]
+    changed = [name for name in names if getattr(problem.pins, name) != getattr(NO_PINS, name)]
+    alone = [
+        name
+        for name in changed
+        if _fastest(replace(problem, pins=replace(problem.pins, **{name: getattr(NO_PINS, name)}))) is not None
+    ]
+    return alone or [" and ".join(changed)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Need:
+    """The layer that needs most memory, when each layer is run in the way that needs least."""
+
+    layer: int
+    needs_bytes: float
+    first: int
+    stop: int
+    replicas: int
+
+
+def _memory(problem: Problem) -> str:
+    need, largest = _neediest(problem), max(problem.spec.sizes[i].memory_mb for i in problem.placed.open_sizes)
+    layer = problem.profile.layers[need.layer]
+    place = (
+        "in a stage of its own"
+        if need.stop - need.first == 1
+        else f"in the stage of layers {need.first} to {need.stop - 1}"
+    )
+    message = (
+        f"layer {layer.name!r} needs at least {math.ceil(need.needs_bytes / MB)} MB {place} with {need.replicas} "
+        f"replicas (parameters {layer.parameter_bytes / MB:.0f} MB, activations of a micro-batch "
+        f"{layer.activation_bytes / MB:.0f} MB, base {problem.profile.base_memory_bytes / MB:.0f} MB), "
+        f"the largest function has {largest} MB"
+    )
+    return f"{message}; {'; '.join(_remedies(problem, need, largest)) or 'split the layer'}"
+
+
+def _neediest(problem: Problem) -> _Need:
+    """The layer that needs most memory, under the setting for which that is least."""
+    borders = Borders.of(len(problem.profile.layers), admits=problem.placed.admits)
+    graph = loose_stage_graph(problem.profile, borders)
+    found = []
+    for setting in problem.settings():
+        needs = least_memory_bytes(problem, graph, setting)
+        best = []
+        for layer in range(graph.layers):
+            edges = np.flatnonzero((graph.first <= layer) & (layer < graph.stop))
+            edge = int(edges[needs[edges].argmin()])
+            best.append(
+                _Need(layer, float(needs[edge]), int(graph.first[edge]), int(graph.stop[edge]), setting.replicas)
+            )
+        found.append(max(best, key=lambda need: need.needs_bytes))
+    return min(found, key=lambda need: need.needs_bytes)
+
+
+def _remedies(problem: Problem, need: _Need, largest_mb: int) -> Iterator[str]:
+    """What would help, and the memory that would then be needed."""
+    trials = {
+        "let stages recompute": replace(problem, training=replace(problem.training, recompute=Recompute.AUTO)),
+        "use plain SGD": replace(problem, training=replace(problem.training, optimizer=OptimizerKind.SGD)),
+        "admit all schedules": replace(problem, training=replace(problem.training, schedule=None)),
+        "admit all numbers of replicas": replace(problem, training=replace(problem.training, replicas=None)),
+    }
+    half = problem.profile.micro_batch // 2
+    if half and problem.profile.micro_batch % 2 == 0:
+        trials[f"profile with micro-batches of {half}"] = replace(problem, profile=_halved(problem.profile))
+    for remedy, trial in trials.items():
+        least = _neediest(trial).needs_bytes
+        if least < need.needs_bytes:
+            verdict = "which fits" if least <= largest_mb * MB else "not yet enough"
+            yield f"{remedy}: {math.ceil(least / MB)} MB, {verdict}"
+    yield f"or a platform with functions of {math.ceil(need.needs_bytes / MB)} MB"
+
+
+def _halved(profile: ModelProfile) -> ModelProfile:
+    """The profile with half the micro-batch, as if everything sent and kept were proportional to it."""
+    layers = tuple(
+        replace(layer, activation_bytes=layer.activation_bytes // 2, input_bytes=layer.input_bytes // 2)
+        for layer in profile.layers
+    )
+    tensors = tuple(replace(tensor, forward_bytes=tensor.forward_bytes // 2) for tensor in profile.tensors)
+    data = profile.data
+    if data is not None:
+        data = replace(data, batch_bytes=data.batch_bytes // 2, target_bytes=data.target_bytes // 2)
+    return replace(profile, micro_batch=profile.micro_batch // 2, layers=layers, tensors=tensors, data=data)

@@ -25,7 +25,7 @@ from funcpipe.partitioner.cost.pipeline import PlanCosts, StageCosts, plan_costs
 from funcpipe.partitioner.cost.stores import way_fits, way_usd
 from funcpipe.partitioner.cost.sync_ways import sync_times, ways_of
 from funcpipe.partitioner.problem.problem import Problem, StageChoice, report
-from funcpipe.partitioner.search.infeasible import explain_infeasible
+from funcpipe.partitioner.search.exact import explain_infeasible
 
 
 def exhaustive(problem: Problem, *, time_limit_s: float | None = None) -> Plan:

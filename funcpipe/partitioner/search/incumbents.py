@@ -13,18 +13,23 @@ less than 1 $.
 >>> plans = ParetoPlans(seconds=[4.0, 10.0], dollars=[3.0, 1.0])
 >>> [round(float(usd), 6) for usd in plans.threshold_usd(np.array([2.0, 6.0, 12.0]))]
 [inf, 3.0, 1.0]
+
+A plan that a search has found, as the stages of a space.
 """
 
 import bisect
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import numpy as np
 
+from funcpipe.core import MB, Plan
 from funcpipe.partitioner.cost import Array, BoolArray, IntArray
 from funcpipe.partitioner.cost.pipeline import PlanCosts
 from funcpipe.partitioner.problem.goal import LIMIT_SLACK, Goal
+from funcpipe.partitioner.problem.problem import Problem, StageChoice
+from funcpipe.partitioner.search.spaces import Space
 
 CLOSE = 1 - 1e-9
 """A plan is not searched for unless it is better than what is known by more than this share."""
@@ -173,3 +178,42 @@ def _best(goal: Goal, plans: PlanCosts, allowed: BoolArray, known: float) -> tup
     if not objective.size or objective.min() >= known:
         return np.empty(0, dtype=np.int64), known
     return np.array([objective.argmin()]), float(objective.min())
+
+
+_ROUNDING = 1e-9
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A plan found: its space and stages, and what it takes."""
+
+    space: Space
+    choices: list[StageChoice]
+    iteration_s: float
+    cost_usd: float
+
+    def objective(self, goal: Goal) -> float:
+        """What `goal` says of it."""
+        return float(goal.objective(np.array(self.iteration_s), np.array(self.cost_usd)))
+
+    def plan(self, problem: Problem) -> Plan:
+        """The plan, with its estimate; of schedules that do equally well it has the simplest."""
+        setting = self.space.setting
+        plans = [
+            problem.plan(replace(setting, schedule=schedule), self.choices)
+            for schedule in problem.schedules(setting.replicas)
+        ]
+        chosen = next(plan for plan in plans if plan.schedule is setting.schedule)
+        return next(plan for plan in plans if plan is chosen or _does_as_well(plan, chosen))
+
+
+def _does_as_well(plan: Plan, other: Plan) -> bool:
+    """Whether `plan` fits its functions and takes no more than `other`."""
+    assert plan.estimate is not None
+    assert other.estimate is not None
+    fits = all(
+        needs.memory_bytes <= stage.memory_mb * MB
+        for needs, stage in zip(plan.estimate.stages, plan.stages, strict=True)
+    )
+    faster = plan.estimate.iteration_s <= other.estimate.iteration_s * (1 + _ROUNDING)
+    return fits and faster and plan.estimate.cost_usd <= other.estimate.cost_usd * (1 + _ROUNDING)

@@ -16,6 +16,8 @@ except that no objective is below 0.
 By hand: a best plan of 15 $ is known, and windows wait with bounds of 12, 14 and 16 $. The third is not worth looking
 into. The first is tightened, its bound rises to 15.1 $, and it is done; the second is searched, and a plan of 14.5 $ is
 found. The queue is empty: 14.5 $ is optimal. Had time been up after the first, the gap would be (15 − 14) / 15 = 7 %.
+
+The exact search: the best plan with proof, or the best plan so far with a bound. It needs no solver.
 """
 
 import heapq
@@ -31,16 +33,12 @@ from funcpipe.partitioner.cost import IntArray
 from funcpipe.partitioner.problem.goal import Goal
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.problem.stage_graph import StageGraph
-from funcpipe.partitioner.search.first_windows import ROUNDING, first_windows
-from funcpipe.partitioner.search.found import Found
-from funcpipe.partitioner.search.incumbents import CLOSE, Incumbents, incumbents_for
+from funcpipe.partitioner.search.incumbents import CLOSE, Found, Incumbents, incumbents_for
 from funcpipe.partitioner.search.initial_bounds import InitialBounds, initial_bounds
-from funcpipe.partitioner.search.label_search import TooManyLabels, likely_plans, search_labels
-from funcpipe.partitioner.search.needed_options import needed_options
-from funcpipe.partitioner.search.option_network import OptionNetwork, path_costs
-from funcpipe.partitioner.search.path_ways import all_ends, few_ends
+from funcpipe.partitioner.search.label_search import TooManyLabels, likely_plans, needed_options, search_labels
+from funcpipe.partitioner.search.option_network import OptionNetwork, all_ends, few_ends, path_costs
 from funcpipe.partitioner.search.spaces import Space, all_spaces, spaces, with_stage_counts
-from funcpipe.partitioner.search.time_window import TimeWindow, tighten
+from funcpipe.partitioner.search.time_window import ROUNDING, TimeWindow, first_windows, tighten
 
 _SEARCHABLE = 2000
 """A window with no more options is searched label by label."""
