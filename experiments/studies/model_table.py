@@ -25,7 +25,7 @@ from funcpipe import FuncPipe
 from funcpipe.core import ModelProfile, OptimizerKind, Plan, PlatformSpec, ScheduleKind, Stage, Sync, Wire
 from funcpipe.errors import FuncPipeError
 from funcpipe.model.graph import LayerGraph, trace
-from funcpipe.model.graph.tree import tree_map
+from funcpipe.model.tensors import tree_map
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.profiler.profile import profile

@@ -180,7 +180,7 @@ def _no_loss(output: Any, target: Any) -> "torch.Tensor":
     """The sum of all outputs, which stands for the loss: its gradients are those that a profile without one takes."""
     from torch import Tensor
 
-    from funcpipe.model.graph.tree import flatten
+    from funcpipe.model.tensors import flatten
 
     leaves = [leaf for leaf in flatten(output)[0] if isinstance(leaf, Tensor) and leaf.requires_grad]
     return sum((leaf.sum() for leaf in leaves[1:]), leaves[0].sum())

@@ -12,7 +12,7 @@ from torch import Tensor
 from funcpipe.client.open_data import open_data
 from funcpipe.core import DataProfile
 from funcpipe.model.graph.isolation import in_turn, preserve_state
-from funcpipe.model.graph.tree import flatten
+from funcpipe.model.tensors import flatten
 from funcpipe.training.adapters import DatasetFactory
 from funcpipe.training.data import LoadedBatch, calling_the_users
 from funcpipe.training.data_source import DataSource, is_factory

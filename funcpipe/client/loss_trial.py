@@ -20,9 +20,10 @@ from funcpipe.client.model_trial import compare_model
 from funcpipe.client.sample_rows import SampleRows, sample_rows
 from funcpipe.client.spread_samples import SpreadSamples
 from funcpipe.errors import DataError
+from funcpipe.model.draws import generator_states
 from funcpipe.model.graph.autocast import autocast_to
-from funcpipe.model.graph.isolation import generator_states, preserve_state
-from funcpipe.model.graph.tree import copied, flatten, tree_map
+from funcpipe.model.graph.isolation import preserve_state
+from funcpipe.model.tensors import copied, flatten, tree_map
 from funcpipe.training.adapters import loss_of_output
 from funcpipe.training.data import LoadedBatch
 from funcpipe.training.recipe import Recipe

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from funcpipe.core.texts import error_line
 from funcpipe.errors import DataError, FuncPipeError, ModelError
-from funcpipe.model.graph.source_location import users_frame
+from funcpipe.model.graph.user_code import users_frame
 from funcpipe.training.recipe import LossFunction
 from funcpipe.training.rng import seed_loss
 from funcpipe.training.weighted_loss import WeightedLoss

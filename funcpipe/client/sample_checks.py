@@ -11,8 +11,8 @@ from funcpipe.errors import DataError, FuncPipeError
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.batch_sizes import run_layers
 from funcpipe.model.graph.isolation import preserve_state
-from funcpipe.model.graph.source_location import source_location
-from funcpipe.model.graph.tree import tree_map
+from funcpipe.model.graph.user_code import source_location
+from funcpipe.model.tensors import tree_map
 from funcpipe.training.adapters import DatasetFactory
 from funcpipe.training.data import (
     Batches,

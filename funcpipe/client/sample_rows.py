@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from funcpipe.model.graph.tree import Tree, flatten
+from funcpipe.model.tensors import Tree, flatten
 
 _BY_ITEMS = (-1,)
 """In place of dimensions: the leaf is a list with an item for each sample."""

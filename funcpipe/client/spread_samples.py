@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor
 
 from funcpipe.errors import DataError
-from funcpipe.model.graph.tree import flatten
+from funcpipe.model.tensors import flatten
 from funcpipe.training.data import Collate, LoadedBatch, MapDataset, load_batch
 
 _MOST = 32

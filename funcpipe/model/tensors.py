@@ -1,13 +1,22 @@
-"""A model's parameters and buffers by name: read, written back, and in the form of the model's own `state_dict`."""
+"""Tensors by name: a model's parameters and buffers, as its `state_dict` names them, and the leaves of nested values.
 
+Tuples, lists, dicts, named tuples, dataclasses and all types registered with torch's pytree are containers; anything
+else (tensors, numbers, None, strings, objects) is a leaf.
+"""
+
+import contextlib
 import copy
+import dataclasses
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.fx
 from torch import Tensor, nn
+from torch.utils import _pytree  # private, but the only registry that users' and packages' types are in
 
 
 def named_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -24,13 +33,8 @@ def named_tensors(model: nn.Module) -> dict[str, Tensor]:
     return {**dict(model.named_parameters(remove_duplicate=False)), **buffers}
 
 
-def is_dense(tensor: Tensor) -> bool:
-    """Whether `tensor` is an array of its elements, which alone can be saved and sent."""
-    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
-
-
 def _constants(module: nn.Module) -> list[str]:
-    """The buffers of `module` that are constants of traced code, which torch.export keeps in modules of its own."""
+    """The buffers of `module` that are constants of code that torch.fx has traced."""
     if not isinstance(module, torch.fx.GraphModule):
         return []
     return [name for name in module._buffers if name.startswith("_tensor_constant")]
@@ -49,6 +53,18 @@ def saved_state(model: nn.Module) -> dict[str, Any]:
     return copy.deepcopy(dict(model.state_dict()))
 
 
+def is_dense(tensor: Tensor) -> bool:
+    """Return whether `tensor` is an array of its elements, which alone can be saved and sent."""
+    return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
+
+
+def same(one: Tensor | None, other: Tensor) -> bool:
+    """Return whether both hold the same, where a NaN equals a NaN."""
+    if one is None or one.shape != other.shape or one.dtype != other.dtype:
+        return False
+    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
+
+
 def digest(tensor: Tensor) -> Any:
     """A short form of what `tensor` holds, to see whether it changes: its dtype, its shape and a checksum."""
     form = tensor.dtype, tuple(tensor.shape)
@@ -57,3 +73,110 @@ def digest(tensor: Tensor) -> Any:
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
     plain = torch.view_as_real(plain) if plain.is_complex() else plain
     return (*form, zlib.crc32(plain.reshape(-1).view(torch.uint8).numpy().data))
+
+
+@contextlib.contextmanager
+def one_thread() -> Iterator[None]:
+    """Compute with one of torch's threads: a function's vCPUs are counted in such threads."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+@dataclass(frozen=True)
+class Tree:
+    """The structure of a nested value: a leaf (`build` is None), or children, named by `keys`, and how to join them."""
+
+    build: Callable[[list[Any]], Any] | None = None
+    keys: tuple[str, ...] = ()
+    children: tuple["Tree", ...] = ()
+
+    def paths(self, root: str) -> tuple[str, ...]:
+        """A dotted path for every leaf: `root`, then the keys that lead to it."""
+        if self.build is None:
+            return (root,)
+        branches = zip(self.keys, self.children, strict=True)
+        return tuple(path for key, child in branches for path in child.paths(f"{root}.{key}"))
+
+    def unflatten(self, leaves: Iterator[Any]) -> Any:
+        """The nested value with the given leaves, in order."""
+        if self.build is None:
+            return next(leaves)
+        return self.build([child.unflatten(leaves) for child in self.children])
+
+
+LEAF = Tree()
+
+
+def flatten(value: Any, *, opaque: Callable[[Any], bool] = lambda value: False) -> tuple[list[Any], Tree]:
+    """The leaves of `value`, in order, and the tree that rebuilds it; a value that is `opaque` is a leaf."""
+    parts = None if opaque(value) else _children(value)
+    if parts is None:
+        return [value], LEAF
+    build, keys, items = parts
+    leaves: list[Any] = []
+    children = []
+    for item in items:
+        below, child = flatten(item, opaque=opaque)
+        leaves += below
+        children.append(child)
+    return leaves, Tree(build, tuple(map(str, keys)), tuple(children))
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """The tensors among the leaves of `value`, in order."""
+    return [value] if isinstance(value, Tensor) else [leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor)]
+
+
+def tree_map(value: Any, change: Callable[[Any], Any]) -> Any:
+    """`value` with `change` applied to each of its leaves."""
+    leaves, tree = flatten(value)
+    return tree.unflatten(iter([change(leaf) for leaf in leaves]))
+
+
+def copied(value: Any) -> Any:
+    """`value` with copies of its tensors, which code may write into."""
+    return tree_map(value, lambda leaf: leaf.clone() if isinstance(leaf, Tensor) else leaf)
+
+
+def _children(value: Any) -> tuple[Callable[[list[Any]], Any], list[Any], list[Any]] | None:
+    kind = type(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        names = [field.name for field in dataclasses.fields(value)]
+        return partial(_dataclass, kind, tuple(names)), names, [getattr(value, name) for name in names]
+    if kind in _pytree.SUPPORTED_NODES:
+        items, context = _pytree.SUPPORTED_NODES[kind].flatten_fn(value)
+        keys = list(value) if isinstance(value, Mapping) else list(range(len(items)))
+        return partial(_registered, kind, context), keys, list(items)
+    if isinstance(value, tuple):
+        build = partial(_named_tuple, kind) if hasattr(value, "_fields") else kind
+        return build, list(getattr(value, "_fields", range(len(value)))), list(value)
+    if isinstance(value, list):
+        return list, list(range(len(value))), list(value)
+    if isinstance(value, dict):
+        return partial(_mapping, kind, tuple(value)), list(value), list(value.values())
+    return None
+
+
+def _dataclass(kind: type, names: tuple[str, ...], items: list[Any]) -> Any:
+    given = dict(zip(names, items, strict=True))
+    made = kind(**{field.name: given[field.name] for field in dataclasses.fields(kind) if field.init})
+    for field in dataclasses.fields(kind):
+        if not field.init:
+            object.__setattr__(made, field.name, given[field.name])
+    return made
+
+
+def _registered(kind: type, context: Any, items: list[Any]) -> Any:
+    return _pytree.SUPPORTED_NODES[kind].unflatten_fn(items, context)
+
+
+def _named_tuple(kind: Any, items: list[Any]) -> Any:
+    return kind._make(items)  # as it is: PackedSequence looks at what it is made of, which may be symbolic
+
+
+def _mapping(kind: type, keys: tuple[Any, ...], items: list[Any]) -> Any:
+    return kind(zip(keys, items, strict=True))

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from funcpipe.core import PlatformSpec
-from funcpipe.model.graph.tree import flatten
 from funcpipe.model.split import StageModule
+from funcpipe.model.tensors import flatten
 from funcpipe.profiler.live import live_bytes
 
 Loss = Callable[[Any], Tensor]

@@ -13,7 +13,7 @@ from funcpipe.model.graph.isolation import in_turn, preserve_gradients, preserve
 from funcpipe.model.split import StageModule
 from funcpipe.model.split.bundle import dump_stage, imported_modules
 from funcpipe.model.split.cut import stage_of
-from funcpipe.model.threads import one_thread
+from funcpipe.model.tensors import one_thread
 from funcpipe.profiler import REPEATS
 from funcpipe.profiler.base_memory import base_memory_bytes
 from funcpipe.profiler.cut_sample import cut_sample, cutting

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from funcpipe.errors import DataError
-from funcpipe.model.graph.tree import flatten
+from funcpipe.model.tensors import flatten
 
 WAY_OUT = (
     "coupled='cache' needs outputs and targets that are tensors [samples, …] of one shape, or the same in all "

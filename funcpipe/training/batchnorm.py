@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.errors import ModelError
-from funcpipe.model.graph.equivalence import same
 from funcpipe.model.graph.program import attribute
 from funcpipe.model.graph.values import Statistic
 from funcpipe.model.split import StageModule
+from funcpipe.model.tensors import same
 
 
 class RunningStatistics:

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from funcpipe.core import Monitor, Plan, Routes
 from funcpipe.errors import DataError
+from funcpipe.model.draws import SHARED_GENERATORS
 from funcpipe.model.graph import Signature
 from funcpipe.model.graph.program import attribute
-from funcpipe.model.graph.tree import flatten
-from funcpipe.model.seeds import SHARED_GENERATORS
 from funcpipe.model.split import StageModule
 from funcpipe.model.split.held_loss import in_eval_mode
+from funcpipe.model.tensors import flatten
 from funcpipe.training.data import Batches, Step
 from funcpipe.training.passes import Batch
 from funcpipe.training.recipe import LossFunction

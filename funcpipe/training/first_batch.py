@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from funcpipe.errors import DataError
 from funcpipe.model.graph.isolation import preserve_state
-from funcpipe.model.graph.tree import flatten
+from funcpipe.model.tensors import flatten
 from funcpipe.training.data import (
     ByName,
     Collate,

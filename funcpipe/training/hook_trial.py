@@ -15,8 +15,8 @@ from torch.utils.hooks import RemovableHandle
 
 from funcpipe.core.texts import error_text
 from funcpipe.errors import ModelError
-from funcpipe.model.graph.reached_state import differing, reached_state
-from funcpipe.model.graph.reaches import reaches
+from funcpipe.model.graph.python_state import differing, reached_state
+from funcpipe.model.graph.reachable import reaches
 from funcpipe.model.split.bundle import dump_value, load_value
 from funcpipe.training.parameter_hooks import Hook, NamedHooks, hook_seed, hooked, hooks_of
 

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from funcpipe.core.texts import error_text
 from funcpipe.errors import DataError, InvalidValue
-from funcpipe.model.graph.tree import flatten
+from funcpipe.model.tensors import flatten
 
 Part = dict[str, Tensor]
 

@@ -23,8 +23,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from funcpipe.core.texts import error_text
-from funcpipe.model.seeds import SHARED_GENERATORS, reseed
-from funcpipe.model.threads import one_thread
+from funcpipe.model.draws import SHARED_GENERATORS, reseed
+from funcpipe.model.tensors import one_thread
 from funcpipe.training.gradients import Layout
 from funcpipe.training.optimizer_trial import are_equal, kind_of, small_shapes
 from funcpipe.training.optimizers import ParameterShape, call_factory, stage_optimizer

@@ -17,7 +17,7 @@ from torch.optim import LBFGS, Optimizer
 
 from funcpipe.core.texts import error_text
 from funcpipe.errors import FuncPipeError, InputError
-from funcpipe.model.threads import one_thread
+from funcpipe.model.tensors import one_thread
 from funcpipe.training.optimizers import ParameterShape, call_factory, takes_names
 from funcpipe.training.recipe import OptimizerFactory
 from funcpipe.training.state_groups import capture_optimizer, restore_optimizer

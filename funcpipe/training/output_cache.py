@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from funcpipe.errors import DataError
-from funcpipe.model.graph.tree import Tree, flatten
+from funcpipe.model.tensors import Tree, flatten
 from funcpipe.training.batch_layout import PLAIN, WAY_OUT, BatchLayout, described, first_dims, name_of
 from funcpipe.training.data import Step
 from funcpipe.training.recipe import LossFunction

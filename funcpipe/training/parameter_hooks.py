@@ -16,8 +16,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from funcpipe.model.graph.isolation import GENERATORS
-from funcpipe.model.seeds import SHARED_GENERATORS, layer_seed, reseed
+from funcpipe.model.draws import GENERATORS, SHARED_GENERATORS, layer_seed, reseed
 
 Hook = Callable[[Tensor], Tensor | None]
 """Takes a gradient, and returns what is to take its place; None leaves it as it is."""

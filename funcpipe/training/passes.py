@@ -22,10 +22,10 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from funcpipe.core import OnNan
 from funcpipe.errors import DataError
+from funcpipe.model.draws import SHARED_GENERATORS
 from funcpipe.model.graph import Statistic
-from funcpipe.model.graph.tree import flatten
-from funcpipe.model.seeds import SHARED_GENERATORS
 from funcpipe.model.split import StageModule
+from funcpipe.model.tensors import flatten
 from funcpipe.training.carried import CarriedValues
 from funcpipe.training.data import Step
 from funcpipe.training.finiteness import Finiteness

@@ -11,13 +11,12 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from funcpipe.core import Coupled, Interval, OnNan
+from funcpipe.model.draws import layer_seed, reseed
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.autocast import autocast_to
-from funcpipe.model.graph.isolation import without_caches
-from funcpipe.model.graph.snapshot import Snapshot
-from funcpipe.model.graph.tree import flatten
-from funcpipe.model.seeds import layer_seed, reseed
+from funcpipe.model.graph.isolation import Snapshot, without_caches
 from funcpipe.model.split.held_loss import trained_by
+from funcpipe.model.tensors import flatten
 from funcpipe.training.batch_layout import BatchLayout, first_dims
 from funcpipe.training.data import Collate, LoadedBatch, MapDataset, Step
 from funcpipe.training.lr_schedule import LrSchedule

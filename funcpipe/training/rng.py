@@ -13,10 +13,9 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from funcpipe.model.draws import DrawingOperators, module_draw, operator_draw
+from funcpipe.model.draws import SHARED_GENERATORS, DrawingOperators, layer_seed, module_draw, operator_draw, reseed
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.program import WHOLE
-from funcpipe.model.seeds import SHARED_GENERATORS, layer_seed, reseed
 from funcpipe.training.data import Collate, LoadedBatch, MapDataset, collated, is_torchs
 from funcpipe.training.tensor_table import TensorTable
 

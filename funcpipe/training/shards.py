@@ -25,7 +25,7 @@ import torch
 
 from funcpipe.core.shard_order import ShardOrder
 from funcpipe.errors import DataError
-from funcpipe.model.seeds import layer_seed
+from funcpipe.model.draws import layer_seed
 
 WINDOW = 8
 """In how many shards a lane shuffles at a time, for a dataset that does not say `shuffle_shards`."""

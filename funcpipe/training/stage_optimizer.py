@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from funcpipe.comm.collectives import Pattern
 from funcpipe.comm.cuts import cut
-from funcpipe.model.seeds import SHARED_GENERATORS, layer_seed, reseed
+from funcpipe.model.draws import SHARED_GENERATORS, layer_seed, reseed
 from funcpipe.model.split import StageModule
 from funcpipe.training.data import Step
 from funcpipe.training.gradients import Layout

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from funcpipe import DataError, FuncPipeError, InputError, ModelError
 from funcpipe.client.rehearsal import rehearse
 from funcpipe.core import OnNan
-from funcpipe.model.graph.isolation import generator_states
+from funcpipe.model.draws import generator_states
 from funcpipe.training.adapters import loss_of_output
 from funcpipe.training.data import LoadedBatch
 from funcpipe.training.recipe import LossFunction, Recipe

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from funcpipe.model.seeds import layer_seed
+from funcpipe.model.draws import layer_seed
 from tests.e2e.int8_sums import Int8Sums
 
 

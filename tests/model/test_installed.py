@@ -12,8 +12,7 @@ from torch import Tensor, nn
 
 from funcpipe.errors import ModelError
 from funcpipe.model.graph import trace
-from funcpipe.model.graph.source_location import is_users_file
-from funcpipe.model.installed import is_installed, is_standard
+from funcpipe.model.graph.user_code import is_installed, is_standard, is_users_file
 
 
 def install(folder: Path, name: str) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from funcpipe.model.seeds import Generators
+from funcpipe.model.draws import Generators
 from tests.support.waiting import LONG_S
 
 

@@ -16,8 +16,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 from funcpipe.client.job import Learner, SampleOrder, make_job
 from funcpipe.core import RunSettings
 from funcpipe.errors import DataError
+from funcpipe.model.draws import generator_states
 from funcpipe.model.graph import trace
-from funcpipe.model.graph.isolation import generator_states
 from funcpipe.training.data_source import data_source
 from funcpipe.training.loader_trial import try_processes
 from funcpipe.training.loading import whole_batch

@@ -1,7 +1,6 @@
 """Watch which code reads and writes attributes of a model's modules, while it runs."""
 
 import contextlib
-import linecache
 import sys
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -11,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from funcpipe.model.graph.python_state import Slot
-from funcpipe.model.graph.source_location import is_user_code
+from funcpipe.model.graph.user_code import calling_user_code, with_code
 
 
 @dataclass(frozen=True)
@@ -99,13 +98,7 @@ class _Watch:
             self._running.pop()
 
 
-def _line(frame: FrameType | None) -> str:
+def _line(frame: FrameType) -> str:
     """File, line and code of the user's code that is running in `frame`, or called it."""
-    first = frame
-    while frame is not None and not is_user_code(frame):
-        frame = frame.f_back
-    frame = frame or first
-    if frame is None:
-        return "unknown code"
-    file = frame.f_code.co_filename
-    return f"{file}:{frame.f_lineno}: `{linecache.getline(file, frame.f_lineno).strip()}`"
+    frame = calling_user_code(frame) or frame
+    return with_code(f"{frame.f_code.co_filename}:{frame.f_lineno}")

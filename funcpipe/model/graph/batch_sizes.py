@@ -13,8 +13,8 @@ from funcpipe.model.graph.isolation import forward_only, preserve_state
 from funcpipe.model.graph.modes import evaluation_mode, training_mode
 from funcpipe.model.graph.observations import difference_of
 from funcpipe.model.graph.program import Ref, compile_nodes, plain, resolve, run
-from funcpipe.model.graph.source_location import source_location
 from funcpipe.model.graph.tracers import flatten_output
+from funcpipe.model.graph.user_code import source_location
 from funcpipe.model.graph.values import LayerGraph
 
 

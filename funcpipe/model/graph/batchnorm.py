@@ -15,8 +15,8 @@ from funcpipe.model.draws import is_from_torch
 from funcpipe.model.graph.equivalence import Example
 from funcpipe.model.graph.program import attribute, is_inside
 from funcpipe.model.graph.signature import Signature
-from funcpipe.model.graph.source_location import class_and_line
 from funcpipe.model.graph.statistics_trial import StatisticsTrial
+from funcpipe.model.graph.user_code import class_and_line
 from funcpipe.model.graph.values import Statistic
 
 

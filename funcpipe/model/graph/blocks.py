@@ -6,7 +6,7 @@ from typing import Any
 from torch import nn
 
 from funcpipe.model.graph.assigned_buffers import ASSIGNS
-from funcpipe.model.graph.snapshot import parts
+from funcpipe.model.graph.reachable import parts
 from funcpipe.model.graph.tracers import TraceRequest
 from funcpipe.model.graph.values import LayerGraph
 

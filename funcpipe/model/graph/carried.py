@@ -16,18 +16,18 @@ from typing import Any
 from torch import Tensor, nn
 
 from funcpipe.errors import ModelError
+from funcpipe.model.draws import GENERATORS, reseed
 from funcpipe.model.graph.attribute_access import Access, watched_attributes
 from funcpipe.model.graph.equivalence import Example, example
 from funcpipe.model.graph.global_state import refuse_changing_globals
 from funcpipe.model.graph.input_batches import InputBatches
-from funcpipe.model.graph.isolation import GENERATORS, forward_only, preserve_state
+from funcpipe.model.graph.isolation import forward_only, preserve_state
 from funcpipe.model.graph.observations import Observation, difference_of
 from funcpipe.model.graph.program import is_inside
 from funcpipe.model.graph.python_state import Nested, Slot, State, why_not_plain
+from funcpipe.model.graph.reachable import DEPTH, parts
 from funcpipe.model.graph.signature import Signature
-from funcpipe.model.graph.snapshot import DEPTH, parts
 from funcpipe.model.graph.values import Carried
-from funcpipe.model.seeds import reseed
 
 _WAY_OUT = (
     "keep it as a buffer (register_buffer) that the forward changes in place, put the code that uses it into a "

@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import WeakIdKeyDictionary
 
-from funcpipe.model.graph.tree import flatten
+from funcpipe.model.tensors import flatten
 
 
 class DataSizes(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -10,7 +10,7 @@ from torch.overrides import is_tensor_method_or_property
 
 from funcpipe.model.graph.autocast import Autocast
 from funcpipe.model.graph.tracers import Unrecordable
-from funcpipe.model.graph.tree import Tree
+from funcpipe.model.tensors import Tree
 
 
 class DataDependent(Unrecordable):

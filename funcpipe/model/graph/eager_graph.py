@@ -18,7 +18,7 @@ from funcpipe.model.graph.eager_tracer import EagerTracer
 from funcpipe.model.graph.isolation import forward_only, preserve_state
 from funcpipe.model.graph.program import Ref, is_number, map_leaves
 from funcpipe.model.graph.tracers import RecordedModule, Traced, TraceRequest, Unrecordable, flatten_output
-from funcpipe.model.graph.tree import Tree
+from funcpipe.model.tensors import Tree
 
 
 class BatchDependent(Unrecordable):

@@ -12,6 +12,7 @@ from torch.autograd.function import Function
 from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
+from funcpipe.model.draws import generator_states
 from funcpipe.model.graph.autocast import autocast_state
 from funcpipe.model.graph.data_sizes import DataSizes
 from funcpipe.model.graph.eager_calls import (
@@ -26,12 +27,10 @@ from funcpipe.model.graph.eager_calls import (
     rebuilt,
     refuse_unrecordable,
 )
-from funcpipe.model.graph.isolation import generator_states
 from funcpipe.model.graph.program import Ref, map_leaves
-from funcpipe.model.graph.source_location import current_line
 from funcpipe.model.graph.tracers import TraceRequest, Unrecordable, is_innermost
-from funcpipe.model.graph.tree import flatten
-from funcpipe.model.tensors import is_dense
+from funcpipe.model.graph.user_code import current_line
+from funcpipe.model.tensors import flatten, is_dense, tensors_in
 
 _NON_TORCH = ("numpy", "random")
 
@@ -209,7 +208,7 @@ class EagerTracer(TorchFunctionMode):
         self.modules.add(path)
         self._bind(self._add("call_module", path, *given), result)
         if isinstance(module, torch.jit.ScriptModule):
-            self._sizes.follow(path, (), _tensors((args, kwargs)), result)
+            self._sizes.follow(path, (), tensors_in((args, kwargs)), result)
         return result
 
     def _function(self, function: Any, args: Any, kwargs: Any) -> Any:
@@ -226,12 +225,12 @@ class EagerTracer(TorchFunctionMode):
         finally:
             self._inside = None
         self._record("call_function", apply, args, kwargs, result)
-        self._sizes.follow(title, (), _tensors((args, kwargs)), result)
+        self._sizes.follow(title, (), tensors_in((args, kwargs)), result)
         return result
 
     def _entered(self, title: str, module: nn.Module | None, given: Any) -> Inside:
         own = [] if module is None else [tensor for _, tensor in _state(module)]
-        return Inside(title, self._path, {id(tensor): tensor for tensor in (*own, *_tensors(given))})
+        return Inside(title, self._path, {id(tensor): tensor for tensor in (*own, *tensors_in(given))})
 
     def _record(self, op: str, target: Any, args: Any, kwargs: Any, result: Any) -> Ref:
         given, named = self._references((args, kwargs))
@@ -275,10 +274,6 @@ class EagerTracer(TorchFunctionMode):
         for tensor in tensors:
             if self.reference(tensor).name not in self._fixed:
                 raise DataDependent(f"{name.strip('_')}() reads a tensor whose contents depend on the data")
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor)]
 
 
 def _state(model: nn.Module) -> list[tuple[str, Tensor]]:

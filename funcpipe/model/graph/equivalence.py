@@ -9,21 +9,15 @@ import torch.fx
 from torch import Tensor, nn
 
 from funcpipe.errors import DataError
-from funcpipe.model.draws import draws_by_data
+from funcpipe.model.draws import GENERATORS, draws_by_data, generator_states, reseed
 from funcpipe.model.graph.input_checks import holds
-from funcpipe.model.graph.isolation import (
-    GENERATORS,
-    forward_only,
-    generator_states,
-    preserve_gradients,
-    preserve_state,
-)
+from funcpipe.model.graph.isolation import forward_only, preserve_gradients, preserve_state
 from funcpipe.model.graph.observations import Difference, Observation, difference_of
 from funcpipe.model.graph.observe import NodeRecord, observe
 from funcpipe.model.graph.python_state import read_state
 from funcpipe.model.graph.signature import Signature, batch_of
 from funcpipe.model.graph.tracers import Traced, flatten_output
-from funcpipe.model.seeds import reseed
+from funcpipe.model.tensors import same
 
 
 @dataclass(frozen=True)
@@ -185,13 +179,6 @@ def _write_buffers(model: nn.Module, values: Mapping[str, Tensor]) -> None:
         for name, buffer in model.named_buffers():
             if name in values and not same(values[name], buffer):
                 buffer.copy_(values[name])
-
-
-def same(one: Tensor | None, other: Tensor) -> bool:
-    """Whether both hold the same, where a NaN equals a NaN."""
-    if one is None or one.shape != other.shape:
-        return False
-    return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def _digests(model: nn.Module, leaves: Sequence[Any]) -> dict[str, tuple[float, float]]:

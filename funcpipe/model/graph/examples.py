@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.errors import ModelError
-from funcpipe.model.graph.equivalence import Example, example, same
+from funcpipe.model.graph.equivalence import Example, example
 from funcpipe.model.graph.input_batches import CutBatches, InputBatches
 from funcpipe.model.graph.max_norm import refuse_max_norm, refuse_max_norm_of_calls
 from funcpipe.model.graph.signature import Signature, batch_of
-from funcpipe.model.graph.source_location import find_line, source_location
 from funcpipe.model.graph.symbols import Symbols, symbols_of
+from funcpipe.model.graph.user_code import find_line, source_location
+from funcpipe.model.tensors import same
 
 Group = tuple[tuple[str, int], ...]
 """Dimensions of inputs, as (input, dimension), that have one size and change together."""
@@ -95,7 +96,7 @@ class Runs(ABC):
                 return found
             _restore(parameters, before)
             parameter, old = parameters[changed], before[changed]
-            _, line = find_line(self._model, lambda: self._run(batch, 0), lambda: not same(parameter, old))
+            line = find_line(self._model, lambda: self._run(batch, 0), lambda: not same(parameter, old))
         finally:
             _restore(parameters, before)
         raise ModelError(

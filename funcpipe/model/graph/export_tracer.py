@@ -27,7 +27,7 @@ from funcpipe.model.graph.tracers import (
     flatten_output,
     innermost,
 )
-from funcpipe.model.graph.tree import Tree
+from funcpipe.model.tensors import Tree
 
 LIMIT_S = 60.0
 """Processor seconds for an export: where sizes depend on many others, a condition on them can take seconds to solve."""

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import torch.fx
 
-from funcpipe.model.graph.tree import flatten
+from funcpipe.model.tensors import flatten
 
 _FACTORIES = (
     "arange",

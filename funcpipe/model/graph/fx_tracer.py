@@ -24,7 +24,6 @@ from funcpipe.model.graph.fx_surroundings import attributes_restored, unpacked_n
 from funcpipe.model.graph.gradient_code import gradient_code_refused
 from funcpipe.model.graph.program import is_built
 from funcpipe.model.graph.sizes import reads_size
-from funcpipe.model.graph.source_location import user_line
 from funcpipe.model.graph.symbolic_numbers import ContentsAsked, numbers_recorded
 from funcpipe.model.graph.tracers import (
     LengthsFixed,
@@ -34,7 +33,8 @@ from funcpipe.model.graph.tracers import (
     flatten_output,
     innermost,
 )
-from funcpipe.model.graph.tree import Tree, flatten
+from funcpipe.model.graph.user_code import user_line
+from funcpipe.model.tensors import Tree, flatten
 
 
 def trace_fx(request: TraceRequest) -> Traced:

@@ -17,9 +17,8 @@ from torch import Tensor, nn
 
 from funcpipe.errors import ModelError
 from funcpipe.model.graph.python_state import Contents, Nested, Object, comparable
-from funcpipe.model.graph.reaches import globals_named
-from funcpipe.model.graph.snapshot import attributes, user_classes
-from funcpipe.model.graph.source_location import find_line, is_user_code, is_users_file
+from funcpipe.model.graph.reachable import attributes, globals_named, user_classes
+from funcpipe.model.graph.user_code import find_line, is_user_code, is_users_file
 
 
 class Variable(NamedTuple):
@@ -60,7 +59,7 @@ def refuse_changing_globals(model: nn.Module, forward: Callable[[], Any]) -> Non
 
 def _refusal(model: nn.Module, forward: Callable[[], Any], variable: Variable, read: Read) -> str:
     start = comparable(read(), {})
-    _, line = find_line(model, forward, lambda: _differ(start, comparable(read(), {})))
+    line = find_line(model, forward, lambda: _differ(start, comparable(read(), {})))
     return (
         f"each forward changes {variable} ({line or type(model).__name__}), of which every function would have a copy "
         f"of its own; make it an attribute of the module that uses it (self.{variable.attribute}, set in __init__), "

@@ -11,7 +11,7 @@ from torch.overrides import TorchFunctionMode
 
 from funcpipe.model.graph.eager_calls import refuse_unrecordable
 from funcpipe.model.graph.tracers import Unrecordable
-from funcpipe.model.graph.tree import flatten
+from funcpipe.model.tensors import flatten
 
 
 @contextlib.contextmanager

@@ -6,43 +6,24 @@ Whoever tries something of the user's, and whoever pickles or loads code, does s
 import contextlib
 import functools
 import logging
-import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Iterator
+from types import CellType
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from funcpipe.errors import InputError
-from funcpipe.model.graph.snapshot import Snapshot
-from funcpipe.model.seeds import SHARED_GENERATORS
+from funcpipe.model.draws import GENERATORS, SHARED_GENERATORS
+from funcpipe.model.graph.reachable import is_empty_cell, reachable, user_classes
 
 _Given = ParamSpec("_Given")
 _Found = TypeVar("_Found")
 
 _MORE_TRIES = 2
-
-GENERATORS: Mapping[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
-    "torch": (torch.get_rng_state, torch.set_rng_state),
-    "numpy": (np.random.get_state, np.random.set_state),
-    "random": (random.getstate, random.setstate),
-}
-"""The global random number generators: how to read and how to set their states."""
-
-
-def generator_states(names: Iterable[str] = tuple(GENERATORS)) -> dict[str, int]:
-    """A hash of each generator's state, which changes with every draw."""
-    found = {}
-    for name in names:
-        state = GENERATORS[name][0]()
-        if name == "torch":
-            state = state.numpy().tobytes()
-        elif name == "numpy":
-            state = (state[1].tobytes(), *state[2:])
-        found[name] = hash(state)
-    return found
 
 
 @contextlib.contextmanager
@@ -174,3 +155,86 @@ def without_caches(model: nn.Module) -> Iterator[None]:
     finally:
         for config in with_cache:
             config.use_cache = True
+
+
+class Snapshot:
+    """The present contents of all that is reachable from a module or another `root`: `restore` puts them back."""
+
+    def __init__(self, root: Any) -> None:
+        modules = list(root.modules()) if isinstance(root, nn.Module) else [root]
+        self._seen: dict[int, Any] = {}  # keeps the objects, so that no id comes twice
+        self._undo: list[Callable[[], None]] = []
+        self._keep(modules)
+        for kind in {kind for module in modules for kind in user_classes(module)}:
+            self._keep_class(kind)
+
+    def restore(self) -> None:
+        """Give everything the contents that it had."""
+        with torch.no_grad():
+            for undo in self._undo:
+                undo()
+
+    def _keep(self, roots: Iterable[Any], depth: int = 0) -> None:
+        for value in reachable(roots, self._seen, depth):
+            undo = _undo(value)
+            if undo is not None:
+                self._undo.append(undo)
+
+    def _keep_class(self, kind: type) -> None:
+        kept = dict(vars(kind))
+        self._undo.append(functools.partial(_restore_class, kind, kept))
+        for item in kept.values():
+            if isinstance(item, dict | list | set | deque):
+                self._keep([item], 1)
+
+
+def _undo(value: Any) -> Callable[[], None] | None:
+    """What puts the present contents of `value` back into it; None if it has none of its own."""
+    if isinstance(value, OrderedDict):
+        return functools.partial(_restore_items, OrderedDict, value, list(value.items()))
+    if isinstance(value, dict):
+        return functools.partial(_restore_items, dict, value, list(dict.items(value)))
+    if isinstance(value, list):
+        return functools.partial(list.__setitem__, value, slice(None), list(value))
+    if isinstance(value, set):
+        return functools.partial(_restore_members, set.clear, set.update, value, list(value))
+    if isinstance(value, deque):
+        return functools.partial(_restore_members, deque.clear, deque.extend, value, list(value))
+    if isinstance(value, CellType) and not is_empty_cell(value):
+        return functools.partial(setattr, value, "cell_contents", value.cell_contents)
+    if isinstance(value, bytearray):
+        return functools.partial(value.__setitem__, slice(None), bytes(value))
+    if isinstance(value, np.ndarray) and value.flags.writeable:
+        return functools.partial(np.copyto, value, value.copy())
+    if isinstance(value, Tensor):
+        return functools.partial(_restore_tensor, value, value.detach().clone())
+    return None
+
+
+def _restore_items(kind: Any, value: Any, items: list[tuple[Any, Any]]) -> None:
+    now = list(kind.items(value))
+    if len(now) == len(items) and all(a is c and b is d for (a, b), (c, d) in zip(now, items, strict=True)):
+        return
+    kind.clear(value)
+    for key, item in items:
+        kind.__setitem__(value, key, item)
+
+
+def _restore_members(clear: Callable[[Any], None], add: Callable[[Any, Any], None], value: Any, items: Any) -> None:
+    clear(value)
+    add(value, items)
+
+
+def _restore_tensor(tensor: Tensor, old: Tensor) -> None:
+    if tensor.shape != old.shape or tensor.dtype != old.dtype:
+        tensor.data = old
+    elif tensor.layout is not torch.strided or not torch.equal(tensor, old):
+        tensor.detach().copy_(old)
+
+
+def _restore_class(kind: type, kept: dict[str, Any]) -> None:
+    for name in vars(kind).keys() - kept.keys():
+        delattr(kind, name)
+    for name, item in kept.items():
+        if vars(kind).get(name) is not item:
+            setattr(kind, name, item)

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 import torch.fx
 
 from funcpipe.errors import ModelError
-from funcpipe.model.draws import Draws, is_from_torch, module_draw, operator_draw
-from funcpipe.model.graph.isolation import GENERATORS
+from funcpipe.model.draws import GENERATORS, Draws, is_from_torch, module_draw, operator_draw
 from funcpipe.model.graph.observe import NodeRecord
 from funcpipe.model.graph.program import attribute
 

@@ -8,7 +8,7 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from funcpipe.errors import ModelError
-from funcpipe.model.graph.source_location import current_line, with_code
+from funcpipe.model.graph.user_code import current_line, with_code
 
 _WHY = "so that each forward rewrites rows of the weight, which other micro-batches and replicas would not see in time"
 

@@ -6,7 +6,7 @@ from torch import nn
 from torch.nn.modules import module as modules_of_torch
 
 from funcpipe.errors import ModelError
-from funcpipe.model.graph.source_location import class_and_line
+from funcpipe.model.graph.user_code import class_and_line
 from funcpipe.model.tensors import is_dense
 
 

@@ -12,10 +12,9 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from funcpipe.errors import ModelError
-from funcpipe.model.graph.isolation import without_caches
+from funcpipe.model.graph.isolation import Snapshot, without_caches
 from funcpipe.model.graph.python_state import read_state
-from funcpipe.model.graph.snapshot import Snapshot
-from funcpipe.model.graph.source_location import source_location
+from funcpipe.model.graph.user_code import source_location
 from funcpipe.model.tensors import digest
 
 WAS_IN_EVAL_MODE = (

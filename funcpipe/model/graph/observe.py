@@ -9,12 +9,10 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-from funcpipe.model.draws import CountedOperators
+from funcpipe.model.draws import GENERATORS, DrawingOperators, generator_states
 from funcpipe.model.graph.autocast import AutocastRegions
-from funcpipe.model.graph.isolation import GENERATORS, generator_states
 from funcpipe.model.graph.program import Call, compile_nodes, execute, plain, resolve
-from funcpipe.model.graph.tree import Tree, flatten
-from funcpipe.model.tensors import is_dense
+from funcpipe.model.tensors import Tree, flatten, is_dense, tensors_in
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,7 @@ def observe(
     with AutocastRegions() as regions:
         for call in compile_nodes(nodes, kept):
             regions.enter(call.autocast)
-            counted = CountedOperators() if call.name in drawing and call.op != "call_module" else None
+            counted = DrawingOperators() if call.name in drawing and call.op != "call_module" else None
             with counted or contextlib.nullcontext():
                 record = _run_node(call, env, module)
             earlier[call.name] = _in_its_memory(call, env, earlier)
@@ -97,7 +95,7 @@ def _run_node(call: Call, env: dict[str, Any], module: nn.Module) -> NodeRecord:
         return _record(value)
     generators = GENERATORS if call.op == "call_module" else ("torch",)
     before = generator_states(generators)
-    versions = [(tensor, tensor._version) for name in call.reads for tensor in _tensors(env[name])]
+    versions = [(tensor, tensor._version) for name in call.reads for tensor in tensors_in(env[name])]
     value = execute(call, env, module)
     after = generator_states(generators)
     draws = frozenset(name for name in generators if before[name] != after[name])
@@ -119,11 +117,11 @@ def _run_node(call: Call, env: dict[str, Any], module: nn.Module) -> NodeRecord:
 
 def _in_its_memory(call: Call, env: Mapping[str, Any], earlier: Mapping[str, frozenset[str]]) -> frozenset[str]:
     """The earlier nodes whose values share memory with that of `call`, which is a view of them, or one of them."""
-    addresses = {_address(tensor) for tensor in _tensors(env[call.name]) if is_dense(tensor)}
+    addresses = {_address(tensor) for tensor in tensors_in(env[call.name]) if is_dense(tensor)}
     shared = [
         name
         for name in call.reads
-        if any(is_dense(tensor) and _address(tensor) in addresses for tensor in _tensors(env[name]))
+        if any(is_dense(tensor) and _address(tensor) in addresses for tensor in tensors_in(env[name]))
     ]
     return frozenset(shared).union(*(earlier.get(name, ()) for name in shared))
 
@@ -134,17 +132,15 @@ def _record(value: Any) -> NodeRecord:
 
 
 def _stored_in(addresses: set[int], env: Mapping[str, Any]) -> tuple[str, ...]:
-    return tuple(name for name, item in env.items() if any(_address(tensor) in addresses for tensor in _tensors(item)))
+    return tuple(
+        name for name, item in env.items() if any(_address(tensor) in addresses for tensor in tensors_in(item))
+    )
 
 
 def _facts(tensor: Tensor) -> TensorFacts:
     if not is_dense(tensor):
         return TensorFacts(tuple(tensor.shape), (), tensor.dtype, tensor.requires_grad, dense=False)
     return TensorFacts(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.requires_grad)
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    return [value] if isinstance(value, Tensor) else [leaf for leaf in flatten(value)[0] if isinstance(leaf, Tensor)]
 
 
 def _address(tensor: Tensor) -> int:

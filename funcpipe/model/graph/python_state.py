@@ -13,7 +13,17 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from funcpipe.model.graph.snapshot import DEPTH, attributes, is_empty_cell, user_classes
+from funcpipe.model.graph.reachable import (
+    DEPTH,
+    OWN,
+    attributes,
+    is_empty_cell,
+    named_parts,
+    plain_attributes,
+    reaches,
+    user_classes,
+)
+from funcpipe.model.tensors import same
 
 
 class Slot(NamedTuple):
@@ -50,7 +60,7 @@ class Contents:
             return False
         if one.layout is not torch.strided:
             return bool(torch.equal(one.to_dense(), two.to_dense()))
-        return torch.equal(one, two) or bool(((one == two) | ((one != one) & (two != two))).all())
+        return same(one, two)
 
     __hash__ = object.__hash__
 
@@ -85,11 +95,6 @@ def read_state(model: nn.Module) -> State:
     return found
 
 
-def plain_attributes(module: nn.Module) -> dict[str, Any]:
-    """The attributes of `module` itself that are not torch's own."""
-    return {name: value for name, value in vars(module).items() if name not in _OWN}
-
-
 def attributes_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """All attributes of `module` itself, and what the user's code may keep in its class, by name."""
     yield from plain_attributes(module).items()
@@ -117,10 +122,7 @@ class Reference(NamedTuple):
     item: Any
 
 
-_OWN = frozenset(vars(nn.Module()))
-"""The attributes that every module has."""
-
-_HOOKS = tuple(sorted(name for name in _OWN if "hooks" in name and isinstance(vars(nn.Module())[name], dict)))
+_HOOKS = tuple(sorted(name for name in OWN if "hooks" in name and isinstance(vars(nn.Module())[name], dict)))
 
 _NUMBERS = (int, float, complex, bool, str, type(None))
 
@@ -201,3 +203,47 @@ def why_not_plain(value: Any) -> str | None:
         return f"a {type(value.value).__name__}"
     kind = value[0]
     return None if kind in _NUMBERS else f"a {kind.__name__}"
+
+
+_MOST = 1000
+"""Containers with more items count as changed if their length is: data sets, which losses do not write into."""
+
+
+def reached_state(root: Any) -> State:
+    """The values of all attributes and variables that `root` reaches, and of its tensors that may change."""
+    known: dict[int, tuple[Any, Any]] = {}
+    found: dict[Slot, Any] = {}
+    for path, value in reaches(root):
+        for name, part in _parts(value):
+            is_long = isinstance(part, list | tuple | dict | set) and len(part) > _MOST
+            found[Slot(path, name)] = (type(part), len(part)) if is_long else comparable(part, known)
+        if isinstance(value, nn.Module):
+            found.update({Slot(path, name): _contents(tensor) for name, tensor in _tensors(value)})
+    return found
+
+
+def differing(one: State, other: State) -> list[Slot]:
+    """The slots whose values differ; of one inside another, the inner one."""
+    changed = [slot for slot in one.keys() | other.keys() if slot not in one or slot not in other]
+    changed += [slot for slot in one.keys() & other.keys() if one[slot] != other[slot]]
+    names = [str(slot) for slot in changed]
+    inner = [slot for slot in changed if not any(name.startswith(f"{slot}.") for name in names)]
+    return sorted(inner, key=str)
+
+
+def _parts(value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, nn.Module):
+        yield from attributes_of(value)
+    elif not isinstance(value, list | tuple | dict | set | frozenset | Tensor):  # which are values of what holds them
+        yield from ((name, part) for name, part in named_parts(value) if not isinstance(part, FunctionType))
+        yield from class_values(value)
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    for name, tensor in (*module._parameters.items(), *module._buffers.items()):
+        if tensor is not None and (tensor.requires_grad or not isinstance(tensor, nn.Parameter)):
+            yield name, tensor
+
+
+def _contents(tensor: Tensor) -> Contents:
+    return Contents(tensor.detach().clone(), tensor.grad_fn is not None)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from funcpipe.errors import DataError, ModelError
 from funcpipe.model.graph.input_checks import InputChecks
-from funcpipe.model.graph.tree import Tree, flatten
+from funcpipe.model.tensors import Tree, flatten
 
 
 @dataclass(frozen=True)

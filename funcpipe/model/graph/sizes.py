@@ -20,7 +20,7 @@ from funcpipe.model.graph.expectations import EXPECTATIONS, expect_number, expec
 from funcpipe.model.graph.observe import NodeRecord, TensorFacts
 from funcpipe.model.graph.program import is_number, map_leaves
 from funcpipe.model.graph.symbols import Form, Symbol, Symbols
-from funcpipe.model.graph.tree import LEAF
+from funcpipe.model.tensors import LEAF
 
 Node = torch.fx.Node
 Runs = Sequence[Mapping[str, NodeRecord]]

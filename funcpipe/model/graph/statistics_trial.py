@@ -11,16 +11,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from funcpipe.model.draws import GENERATORS, reseed
 from funcpipe.model.graph.equivalence import Example, example
-from funcpipe.model.graph.isolation import GENERATORS, forward_only, preserve_state
+from funcpipe.model.graph.isolation import Snapshot, forward_only, preserve_state
 from funcpipe.model.graph.observations import Observation, difference_of
 from funcpipe.model.graph.program import attribute
-from funcpipe.model.graph.reproducibility import first_difference
 from funcpipe.model.graph.signature import Signature
-from funcpipe.model.graph.snapshot import Snapshot
-from funcpipe.model.graph.source_location import source_location, with_code
+from funcpipe.model.graph.user_code import first_difference, source_location, with_code
 from funcpipe.model.graph.values import Statistic
-from funcpipe.model.seeds import reseed
 
 _TOLERANCE = 1e-4
 """The largest difference between statistics that counts as rounding, relative to the largest that went into them."""

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from funcpipe.model.graph.signature import Signature
-from funcpipe.model.graph.tree import Tree, flatten
+from funcpipe.model.tensors import Tree, flatten
 
 
 class Unrecordable(Exception):

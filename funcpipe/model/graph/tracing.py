@@ -39,12 +39,11 @@ from funcpipe.model.graph.observations import difference_of
 from funcpipe.model.graph.observe import NodeRecord
 from funcpipe.model.graph.program import attribute
 from funcpipe.model.graph.python_state import read_state
-from funcpipe.model.graph.reproducibility import first_difference
 from funcpipe.model.graph.signature import signature_of
-from funcpipe.model.graph.source_location import described, find_random_draw, source_location, with_code
 from funcpipe.model.graph.symbols import Symbols
 from funcpipe.model.graph.tied_names import tied_names
 from funcpipe.model.graph.tracers import LengthsFixed, TooSlow, Traced, TraceRequest, Unrecordable
+from funcpipe.model.graph.user_code import described, find_random_draw, first_difference, source_location, with_code
 from funcpipe.model.graph.values import Attempt, LayerGraph
 from funcpipe.model.graph.whole_model import trace_whole
 from funcpipe.model.tensors import is_dense
@@ -282,7 +281,7 @@ def _draw(request: TraceRequest, one: Example) -> str | None:
     """The line that draws random numbers without torch, if there is one."""
     args, kwargs = request.signature.arguments({name: tensor.clone() for name, tensor in one.inputs.items()})
     with preserve_state(request.model), forward_only(one.saves_tensors):
-        return find_random_draw(request.model, lambda: request.model(*args, **kwargs))[1]
+        return find_random_draw(request.model, lambda: request.model(*args, **kwargs))
 
 
 def _refusal(request: TraceRequest, attempts: Sequence[Attempt], one: Example) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from funcpipe.core import Precision
 from funcpipe.model.graph.program import attribute, state_name
 from funcpipe.model.graph.signature import Signature
-from funcpipe.model.graph.tree import Tree
+from funcpipe.model.tensors import Tree
 
 if TYPE_CHECKING:
     import networkx as nx

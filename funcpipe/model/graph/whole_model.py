@@ -9,7 +9,7 @@ from funcpipe.model.graph.modes import set_mode
 from funcpipe.model.graph.program import WHOLE
 from funcpipe.model.graph.signature import Signature
 from funcpipe.model.graph.tracers import RecordedModule, Traced, TraceRequest
-from funcpipe.model.graph.tree import LEAF
+from funcpipe.model.tensors import LEAF
 
 
 class WholeModel(nn.Module):

@@ -20,7 +20,7 @@ from torch.nn.utils import parametrize
 from funcpipe.core.texts import error_text
 from funcpipe.errors import ModelError
 from funcpipe.model.graph.isolation import in_turn
-from funcpipe.model.installed import is_installed, is_standard
+from funcpipe.model.graph.user_code import is_installed, is_standard
 from funcpipe.model.split.stage import StageModule
 
 

@@ -10,9 +10,9 @@ from funcpipe.core import Plan
 from funcpipe.errors import PlanError
 from funcpipe.model.graph.program import WHOLE, attribute, compile_nodes, is_inside, plain
 from funcpipe.model.graph.symbols import Symbol
-from funcpipe.model.graph.tree import LEAF
 from funcpipe.model.graph.values import Carried, Crossing, Layer, LayerGraph, Value
 from funcpipe.model.split.stage import LayerProgram, StageModule, StageProgram
+from funcpipe.model.tensors import LEAF
 
 
 def split(graph: LayerGraph, bounds: Sequence[tuple[int, int]]) -> tuple[StageModule, ...]:

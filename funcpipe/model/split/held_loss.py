@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from torch import nn
 
 from funcpipe.model.graph.program import is_inside
-from funcpipe.model.graph.reaches import reaches
+from funcpipe.model.graph.reachable import reaches
 from funcpipe.model.graph.values import Carried
 from funcpipe.model.split.stage import LOSS, StageModule
 

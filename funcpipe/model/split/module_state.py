@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from funcpipe.errors import ModelError
 from funcpipe.model.graph.program import attribute
-from funcpipe.model.graph.python_state import plain_attributes
+from funcpipe.model.graph.reachable import plain_attributes
 from funcpipe.model.split.plain_data import Decoder, Encoder, NotPlain
 from funcpipe.model.split.stage import StageModule
 

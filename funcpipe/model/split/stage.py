@@ -11,9 +11,9 @@ from funcpipe.model.draws import is_from_torch
 from funcpipe.model.graph.expectations import expect_sizes
 from funcpipe.model.graph.modes import set_mode
 from funcpipe.model.graph.program import WHOLE, Call, attribute, resolve, run
-from funcpipe.model.graph.tree import Tree, copied, flatten
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried, Crossing, Statistic, Value
 from funcpipe.model.graph.whole_model import share_contents
+from funcpipe.model.tensors import Tree, copied, flatten
 
 LOSS = "<loss>"
 """Where the last stage holds what its loss trains and keeps; no module of a user's can have this path."""

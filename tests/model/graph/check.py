@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.model.graph import LayerGraph, trace
-from funcpipe.model.graph.tree import flatten
 from funcpipe.model.split import split
+from funcpipe.model.tensors import flatten
 from funcpipe.training.rng import seeded
 from tests.model.split.chain import assert_same, even_bounds, run_chain, take_gradients
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from funcpipe.model.graph.reaches import globals_named, reached_of, reaches
+from funcpipe.model.graph.reachable import globals_named, reached_of, reaches
 
 NET = nn.Linear(2, 2)
 OTHER = nn.Linear(2, 2)

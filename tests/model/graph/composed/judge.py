@@ -24,7 +24,7 @@ from funcpipe.client.site import Site
 from funcpipe.core import OptimizerKind, Plan, ScheduleKind, Sync, Wire
 from funcpipe.errors import DataError, FuncPipeError, InputError
 from funcpipe.model.graph import LayerGraph, trace
-from funcpipe.model.graph.tree import flatten
+from funcpipe.model.tensors import flatten
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.plans import even_stages

@@ -1,8 +1,9 @@
-"""What a callable reaches, and by which path: its attributes, what it encloses, and the globals that its code names.
+"""What a value holds, and all that it leads to: attributes, items, variables that functions enclose, globals they name.
 
     loss = partial(penalised, model=net)    ->    "model", "model.head", "model.head.weight", ...
 
-Code of installed packages is not looked into; what users write is.
+`reachable` finds the objects that code may change, `reaches` what a callable can use, with the path of each. Code of
+installed packages is not looked into; what users write is.
 """
 
 import dis
@@ -11,15 +12,85 @@ import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
 from functools import cache
-from types import BuiltinFunctionType, CodeType, FunctionType, MethodType, ModuleType
+from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from funcpipe.model.graph.python_state import plain_attributes
-from funcpipe.model.graph.snapshot import DEPTH, LEAVES, attributes, is_empty_cell, user_classes
-from funcpipe.model.graph.source_location import is_written_here
+from funcpipe.model.graph.user_code import is_written_here
+
+DEPTH = 8
+"""How deeply containers may be nested below a module's attributes."""
+
+LEAVES = (str, bytes, int, float, complex, bool, type(None), type, BuiltinFunctionType, ModuleType, nn.Parameter)
+"""What cannot change in place, or is not looked into."""
+OWN = frozenset(vars(nn.Module()))
+"""The attributes that every module has."""
+
+
+def reachable(roots: Iterable[Any], seen: dict[int, Any], depth: int = 0) -> Iterator[Any]:
+    """What `roots` are and lead to, besides `LEAVES`: each once, and nothing that is in `seen` by its id already."""
+    for value in roots:
+        if isinstance(value, LEAVES) or id(value) in seen or depth > DEPTH:
+            continue
+        seen[id(value)] = value
+        yield value
+        for part in parts(value):
+            yield from reachable([part], seen, 0 if isinstance(part, nn.Module) else depth + 1)
+
+
+def parts(value: Any) -> Iterator[Any]:
+    """What `value` holds: the items of a container, an object's attributes, the variables that a function encloses."""
+    if isinstance(value, dict):
+        yield from dict.values(value)
+    elif isinstance(value, list | tuple | set | frozenset | deque):
+        yield from value
+    elif isinstance(value, CellType):
+        if not is_empty_cell(value):
+            yield value.cell_contents
+    elif isinstance(value, FunctionType):
+        yield from value.__closure__ or ()
+        yield from value.__defaults__ or ()
+    elif isinstance(value, MethodType):
+        yield value.__self__
+    elif isinstance(value, functools.partial):
+        yield from (value.func, value.args, value.keywords)
+    elif not isinstance(value, Tensor) and (namespace := attributes(value)) is not None:
+        yield namespace
+
+
+def attributes(value: Any) -> dict[str, Any] | None:
+    """The attributes of an ordinary object, which is not torch's own: its operators keep caches of their own."""
+    if type(value).__module__.partition(".")[0] == "torch" and not isinstance(value, nn.Module):
+        return None
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """The attributes of `module` itself that are not torch's own."""
+    return {name: value for name, value in vars(module).items() if name not in OWN}
+
+
+def user_classes(value: Any) -> list[type]:
+    """The classes of `value` that are not torch's: code may keep what it counts there."""
+    return [kind for kind in type(value).__mro__ if kind.__module__.partition(".")[0] not in _NOT_USERS]
+
+
+_NOT_USERS = ("torch", "builtins", "typing")
+
+
+def is_empty_cell(cell: CellType) -> bool:
+    """Whether the variable that `cell` stands for has no value yet."""
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return True
+    return False
 
 
 def reaches(root: Any) -> Iterator[tuple[str, Any]]:
