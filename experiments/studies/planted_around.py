@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from funcpipe.model.graph import trace
-from funcpipe.model.graph.held import with_followed
+from funcpipe.model.graph.values import with_followed
 from funcpipe.testing.in_turn import InTurn, even_bounds
 from funcpipe.training.computation import Computation
 from funcpipe.training.data import Batches, Step

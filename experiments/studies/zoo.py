@@ -29,7 +29,7 @@ from funcpipe.client.site import Site
 from funcpipe.core import OptimizerKind, Plan, ScheduleKind, Sync, Wire
 from funcpipe.errors import InputError
 from funcpipe.model.graph import LayerGraph, trace
-from funcpipe.model.graph.batch_sizes import check_batch_sizes
+from funcpipe.model.graph.equivalence import check_batch_sizes
 from funcpipe.model.tensors import flatten, load_tensors
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.memory_storage import MemoryStorage

@@ -30,7 +30,7 @@ from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS, 
 from funcpipe.core.signals import ending_interrupts
 from funcpipe.errors import InvalidValue
 from funcpipe.loggers import with_bar
-from funcpipe.model.split.held_loss import below_loss
+from funcpipe.model.split.stage import below_loss
 from funcpipe.model.tensors import named_tensors, saved_state
 from funcpipe.parameter_server.values import Updates
 from funcpipe.platforms.base import Storage

@@ -15,13 +15,13 @@ from funcpipe.core import Monitor, Plan, Precision, Routes, Validation, stages_o
 from funcpipe.core.texts import error_text
 from funcpipe.errors import DataError, FuncPipeError
 from funcpipe.model.graph import LayerGraph, trace
-from funcpipe.model.graph.autocast import autocast_to
-from funcpipe.model.graph.batch_sizes import check_batch_sizes
+from funcpipe.model.graph.equivalence import check_batch_sizes
 from funcpipe.model.graph.isolation import preserve_state, tried_in_turn
 from funcpipe.model.graph.modes import evaluation_mode
+from funcpipe.model.graph.program import autocast_to
 from funcpipe.model.split import StageModule, split
-from funcpipe.model.split.held_loss import in_eval_mode, kept_names
-from funcpipe.model.split.matched import matched_bounds
+from funcpipe.model.split.cut import matched_bounds
+from funcpipe.model.split.stage import in_eval_mode, kept_names
 from funcpipe.training.adapters import loss_of_output
 from funcpipe.training.data import LoadedBatch, MapDataset, Step
 from funcpipe.training.data_source import Data, LoaderOptions

@@ -18,10 +18,9 @@ from funcpipe.core import Coupled, Plan, PlatformSpec, RunSettings, Validation, 
 from funcpipe.core.validation import LOSS
 from funcpipe.errors import InvalidValue
 from funcpipe.model.graph import LayerGraph, trace
-from funcpipe.model.graph.batch_sizes import check_batch_sizes
-from funcpipe.model.graph.held import with_followed
+from funcpipe.model.graph.equivalence import check_batch_sizes
 from funcpipe.model.graph.isolation import in_turn, tried_in_turn
-from funcpipe.model.graph.values import NOTHING_CARRIED, Carried
+from funcpipe.model.graph.values import NOTHING_CARRIED, Carried, with_followed
 from funcpipe.platforms.catalog import planned_spec
 from funcpipe.training.batch_layout import BatchLayout
 from funcpipe.training.data import Batches, LoadedBatch, MapDataset, load_batch

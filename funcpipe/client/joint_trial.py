@@ -16,8 +16,8 @@ from funcpipe.client.sample_rows import grown_dims
 from funcpipe.client.spread_samples import SpreadSamples
 from funcpipe.errors import DataError
 from funcpipe.model.draws import generator_states
-from funcpipe.model.graph.autocast import autocast_to
 from funcpipe.model.graph.isolation import preserve_state
+from funcpipe.model.graph.program import autocast_to
 from funcpipe.model.graph.user_code import source_location
 from funcpipe.model.tensors import copied, flatten
 from funcpipe.training.batch_layout import WAY_OUT, BatchLayout, described, first_dims, name_of

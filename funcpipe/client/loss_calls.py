@@ -14,14 +14,13 @@ from torch import Tensor, nn
 
 from funcpipe.errors import ModelError
 from funcpipe.model.draws import GENERATORS
-from funcpipe.model.graph.attribute_access import watched_attributes
 from funcpipe.model.graph.isolation import Snapshot
 from funcpipe.model.graph.program import is_inside
 from funcpipe.model.graph.python_state import Slot, differing, reached_state, why_not_plain
 from funcpipe.model.graph.reachable import reaches
+from funcpipe.model.graph.state_access import watched_attributes
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried
-from funcpipe.model.split.held_loss import hold, trained_by
-from funcpipe.model.split.stage import LOSS
+from funcpipe.model.split.stage import LOSS, hold, trained_by
 from funcpipe.model.tensors import copied, flatten, tree_map
 from funcpipe.training.recipe import LossFunction
 from funcpipe.training.rng import seed_loss

@@ -21,8 +21,8 @@ from funcpipe.client.sample_rows import SampleRows, sample_rows
 from funcpipe.client.spread_samples import SpreadSamples
 from funcpipe.errors import DataError
 from funcpipe.model.draws import generator_states
-from funcpipe.model.graph.autocast import autocast_to
 from funcpipe.model.graph.isolation import preserve_state
+from funcpipe.model.graph.program import autocast_to
 from funcpipe.model.tensors import copied, flatten, tree_map
 from funcpipe.training.adapters import loss_of_output
 from funcpipe.training.data import LoadedBatch

@@ -16,9 +16,9 @@ from funcpipe.client.loss_parts import Compared, mean_and_weight, rounding_of
 from funcpipe.client.sample_rows import grown_dims
 from funcpipe.client.spread_samples import SpreadSamples
 from funcpipe.model.draws import generator_states
-from funcpipe.model.graph.autocast import autocast_to
 from funcpipe.model.graph.isolation import preserve_state
 from funcpipe.model.graph.modes import evaluation_mode, training_mode
+from funcpipe.model.graph.program import autocast_to
 from funcpipe.model.tensors import flatten
 from funcpipe.training.data import LoadedBatch
 from funcpipe.training.recipe import Recipe

@@ -12,8 +12,8 @@ from funcpipe.client.site import Site
 from funcpipe.core import ModelProfile
 from funcpipe.errors import InvalidValue
 from funcpipe.model.graph import trace
-from funcpipe.model.graph.held import with_followed
-from funcpipe.model.graph.input_batches import Collated
+from funcpipe.model.graph.inputs import Collated
+from funcpipe.model.graph.values import with_followed
 from funcpipe.profiler.buckets import Bucket, buckets_of, combined, described
 from funcpipe.profiler.profile import profile
 from funcpipe.training.adapters import LossWithTarget, call_arguments, loss_of_output

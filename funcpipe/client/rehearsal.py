@@ -24,12 +24,12 @@ from funcpipe.core import OnNan
 from funcpipe.core.texts import error_text
 from funcpipe.errors import DataError, FuncPipeError, ModelError
 from funcpipe.model.draws import GENERATORS, is_from_torch, layer_seed, reseed
-from funcpipe.model.graph.autocast import autocast_to
 from funcpipe.model.graph.isolation import preserve_gradients, preserve_state
 from funcpipe.model.graph.modes import training_mode
+from funcpipe.model.graph.program import autocast_to
 from funcpipe.model.graph.user_code import source_location
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried
-from funcpipe.model.split.held_loss import hold, modules_of, of_model, trained_by
+from funcpipe.model.split.stage import hold, modules_of, of_model, trained_by
 from funcpipe.model.tensors import copied, tree_map
 from funcpipe.training.data import LoadedBatch
 from funcpipe.training.hook_trial import try_hooks

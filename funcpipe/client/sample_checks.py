@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from funcpipe.errors import DataError, FuncPipeError
 from funcpipe.model.graph import LayerGraph
-from funcpipe.model.graph.batch_sizes import run_layers
+from funcpipe.model.graph.equivalence import run_layers
 from funcpipe.model.graph.isolation import preserve_state
 from funcpipe.model.graph.user_code import source_location
 from funcpipe.model.tensors import tree_map

@@ -8,7 +8,7 @@ from funcpipe.client.job import Job
 from funcpipe.client.stages import RunData, make_stages
 from funcpipe.core import Coupled, Plan, ScheduleKind, Stage, Sync, Wire
 from funcpipe.errors import PlanError
-from funcpipe.model.split.held_loss import of_loss, trained_by
+from funcpipe.model.split.stage import of_loss, trained_by
 from funcpipe.parameter_server.replica import ServerJob, data_key
 from funcpipe.parameter_server.values import Updates
 from funcpipe.platforms.base import Storage

@@ -12,8 +12,8 @@ from funcpipe.errors import PlanError
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.isolation import in_turn
 from funcpipe.model.split import StageModule, dump_stage, split, stage_bounds
-from funcpipe.model.split.held_loss import attach_loss, kept_names
-from funcpipe.model.split.matched import check_shared
+from funcpipe.model.split.cut import check_shared
+from funcpipe.model.split.stage import attach_loss, kept_names
 from funcpipe.training.adapters import loss_of_output
 from funcpipe.training.evaluation import StageEvaluation
 from funcpipe.training.hook_trial import listed

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from funcpipe.errors import ModelError
 from funcpipe.model.graph.reachable import reaches
-from funcpipe.model.split.held_loss import block_names, hold, of_loss
 from funcpipe.model.split.module_state import Attributes, write_attributes
+from funcpipe.model.split.stage import block_names, hold, of_loss
 from funcpipe.model.tensors import load_tensors, named_tensors, saved_state
 from funcpipe.training.state import ATTRIBUTES, StageState
 

@@ -8,7 +8,7 @@ from torch import Tensor
 from funcpipe.core.texts import error_text
 from funcpipe.errors import DataError, FuncPipeError
 from funcpipe.model.graph import LayerGraph
-from funcpipe.model.graph.signature import resized
+from funcpipe.model.graph.inputs import resized
 from funcpipe.model.graph.symbols import BATCH
 
 _WAY_OUT = (

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from funcpipe.model.graph.expectations import EXPECTATIONS
+from funcpipe.model.graph.node_functions import EXPECTATIONS
 from funcpipe.model.graph.program import Call, Ref, attribute, map_leaves
 from funcpipe.model.split import StageModule
 

@@ -16,7 +16,7 @@ from funcpipe.core.routes import Routes, find_routes, stages_of_layers
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.values import NOTHING_CARRIED
 from funcpipe.model.split import StageModule, dump_stage, load_stage, split
-from funcpipe.model.split.held_loss import attach_loss, below_loss
+from funcpipe.model.split.stage import attach_loss, below_loss
 from funcpipe.training.computation import Computation
 from funcpipe.training.data import Step
 from funcpipe.training.optimizers import trainable_shapes

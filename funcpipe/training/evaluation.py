@@ -17,7 +17,7 @@ from funcpipe.model.draws import SHARED_GENERATORS
 from funcpipe.model.graph import Signature
 from funcpipe.model.graph.program import attribute
 from funcpipe.model.split import StageModule
-from funcpipe.model.split.held_loss import in_eval_mode
+from funcpipe.model.split.stage import in_eval_mode
 from funcpipe.model.tensors import flatten
 from funcpipe.training.data import Batches, Step
 from funcpipe.training.passes import Batch

@@ -21,7 +21,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
 from funcpipe.errors import ModelError
-from funcpipe.model.split.held_loss import trained_by
+from funcpipe.model.split.stage import trained_by
 from funcpipe.training.recipe import LossFunction, OptimizerFactory
 
 NAMED = "named_parameters"

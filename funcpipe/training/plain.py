@@ -18,7 +18,7 @@ from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.isolation import preserve_gradients, preserve_state
 from funcpipe.model.graph.modes import training_mode
 from funcpipe.model.graph.reachable import reachable
-from funcpipe.model.split.held_loss import trained_by
+from funcpipe.model.split.stage import trained_by
 from funcpipe.model.tensors import named_tensors
 from funcpipe.training.batch_layout import BatchLayout
 from funcpipe.training.data import Collate, MapDataset, Step

@@ -13,9 +13,9 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from funcpipe.core import Coupled, Interval, OnNan
 from funcpipe.model.draws import layer_seed, reseed
 from funcpipe.model.graph import LayerGraph
-from funcpipe.model.graph.autocast import autocast_to
 from funcpipe.model.graph.isolation import Snapshot, without_caches
-from funcpipe.model.split.held_loss import trained_by
+from funcpipe.model.graph.program import autocast_to
+from funcpipe.model.split.stage import trained_by
 from funcpipe.model.tensors import flatten
 from funcpipe.training.batch_layout import BatchLayout, first_dims
 from funcpipe.training.data import Collate, LoadedBatch, MapDataset, Step

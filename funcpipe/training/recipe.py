@@ -9,7 +9,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from funcpipe.core import Coupled, Interval, OnNan, Precision, Reduction, checks
 from funcpipe.errors import InvalidValue, PlanError
-from funcpipe.model.graph.autocast import autocast_to
+from funcpipe.model.graph.program import autocast_to
 from funcpipe.training.averaging import EMA, SWA
 from funcpipe.training.norms import GradientNorm, LossScale
 from funcpipe.training.teachers import Teacher, as_teachers

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from funcpipe.core.texts import error_text
 from funcpipe.errors import CorruptMessage, PlanError
 from funcpipe.model.split import StageModule
-from funcpipe.model.split.held_loss import of_loss, of_model
 from funcpipe.model.split.module_state import Attributes, decode_attributes, read_attributes, write_attributes
+from funcpipe.model.split.stage import of_loss, of_model
 from funcpipe.model.tensors import named_tensors
 from funcpipe.training.norms import GradientNorm, LossScale
 from funcpipe.training.state_groups import OPTIMIZER, capture_optimizer, restore_optimizer, select_optimizer

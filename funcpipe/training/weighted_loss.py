@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from funcpipe.core import Precision, Reduction
 from funcpipe.errors import DataError
-from funcpipe.model.graph.autocast import autocast_to
+from funcpipe.model.graph.program import autocast_to
 
 _IGNORED = -100  # torch's own ignore_index
 _WAY_OUT = "return the sum of the losses of tokens or samples, and how many they are or what they weigh"

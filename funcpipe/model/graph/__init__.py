@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from funcpipe.model.graph.signature import Signature
+from funcpipe.model.graph.inputs import Signature
 from funcpipe.model.graph.values import Attempt, Crossing, Layer, LayerGraph, Statistic, Tie, Value
 
 if TYPE_CHECKING:

@@ -1,14 +1,24 @@
-"""Blocks: modules that run as they are, as one layer each, because their code cannot be recorded."""
+"""Blocks: modules that run as they are, as one layer each, because their code cannot be recorded.
 
-from collections.abc import Iterable, Mapping
+Such code may be a buffer that a forward assigns anew, `self.mean = 0.9 * self.mean + …`: a graph has no node for that.
+In the end the model itself becomes one block.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import nn
 
-from funcpipe.model.graph.assigned_buffers import ASSIGNS
+from funcpipe.model.graph.equivalence import Example
+from funcpipe.model.graph.isolation import forward_only, preserve_state
+from funcpipe.model.graph.program import WHOLE, WholeModel
+from funcpipe.model.graph.python_state import Slot
 from funcpipe.model.graph.reachable import parts
-from funcpipe.model.graph.tracers import TraceRequest
+from funcpipe.model.graph.state_access import watched_attributes
+from funcpipe.model.graph.tracers import RecordedModule, Traced, TraceRequest
 from funcpipe.model.graph.values import LayerGraph
+from funcpipe.model.tensors import LEAF
 
 
 def next_blocks(request: TraceRequest, path: str | None) -> frozenset[str]:
@@ -56,7 +66,7 @@ def _reached(module: nn.Module) -> set[int]:
 
 
 def block_notes(model: nn.Module, reasons: Mapping[frozenset[str], str]) -> tuple[str, ...]:
-    """What became blocks and why, without those that lie inside others."""
+    """Notes on the modules that became blocks, without those that lie inside others, and the reasons."""
     if frozenset({""}) in reasons:
         return (
             f"{type(model).__name__} runs whole, as one layer: {reasons[frozenset({''})]}. To divide it, "
@@ -72,7 +82,7 @@ def block_notes(model: nn.Module, reasons: Mapping[frozenset[str], str]) -> tupl
 
 
 def one_layer_note(graph: LayerGraph) -> tuple[str, ...]:
-    """Why a model ended in one layer, and what would help, unless it runs whole, which has been told already."""
+    """A note on why a model ended in one layer, and what would help; none if it runs whole: `block_notes` has that."""
     if len(graph.layers) > 1 or "" in graph.blocks:
         return ()
     inside = {node.meta["call"][0] for node in graph.layers[0].nodes if node.meta.get("call")}
@@ -87,12 +97,55 @@ def one_layer_note(graph: LayerGraph) -> tuple[str, ...]:
     return (f"{graph.name} is one layer: {why}",)
 
 
+def trace_whole(request: TraceRequest) -> Traced:
+    """A graph with the model as its only node."""
+    graph = torch.fx.Graph()
+    inputs = []
+    for name in request.signature.tensors:
+        node = graph.placeholder(name.replace(".", "_"))
+        node.meta["input"] = name
+        inputs.append(node)
+    output = graph.call_module(WHOLE, tuple(inputs))
+    graph.output((output,))
+    module = RecordedModule({WHOLE: WholeModel(request.model, request.signature)}, graph)
+    return Traced(module, (output,), LEAF)
+
+
 def _is_within(path: str, blocks: frozenset[str]) -> bool:
-    """Whether the module at `path` is one of `blocks` or lies inside one."""
+    """Return whether the module at `path` is one of `blocks` or lies inside one."""
     parts = path.split(".")
     return any(".".join(parts[:count]) in blocks for count in range(1, len(parts) + 1))
 
 
 def _is_called(module: nn.Module) -> bool:
-    """Whether the module has a forward of its own, unlike lists of modules."""
+    """Return whether the module has a forward of its own, unlike lists of modules."""
     return type(module).forward is not nn.Module.forward
+
+
+ASSIGNS = "assigns the buffer"
+"""The words by which a text of `first_assigned` is recognised."""
+
+
+def first_assigned(request: TraceRequest, one: Example, buffers: Sequence[str]) -> tuple[str, str] | None:
+    """The path of a module whose buffer the model assigns, of those that `buffers` names, and a text that says where.
+
+    The innermost one comes first. None if they are changed in other ways.
+    """
+    slots = [Slot(*name.rpartition(".")[::2]) for name in buffers]
+    args, kwargs = request.signature.arguments({name: tensor.clone() for name, tensor in one.inputs.items()})
+    with (
+        preserve_state(request.model),
+        forward_only(one.saves_tensors),
+        watched_attributes(request.model, slots) as accesses,
+    ):
+        request.model(*args, **kwargs)
+    for slot in sorted(slots, key=lambda slot: -slot.path.count(".") if slot.path else 1):
+        lines = [access.line for access in accesses[slot] if not access.is_read]
+        if lines:
+            owner = type(request.model.get_submodule(slot.path)).__name__
+            title = f"{slot.path} ({owner})" if slot.path else owner
+            return slot.path, (
+                f"{title} {ASSIGNS} {slot.attribute} ({lines[0]}), which a graph cannot repeat; "
+                f"what changes it in place, such as self.{slot.attribute}.copy_(…), can be recorded"
+            )
+    return None

@@ -1,4 +1,4 @@
-"""Find what one forward of a model leaves for the next one: attributes that a graph would freeze, and buffers.
+"""Find the state that a forward of a model leaves for the next one: attributes that a graph would freeze, and buffers.
 
 The model runs on one batch, and then on another; and on that other batch alone. What differs between the two ways, in
 its attributes afterwards or in its results, follows from what the first forward left. Attributes that every forward
@@ -17,16 +17,14 @@ from torch import Tensor, nn
 
 from funcpipe.errors import ModelError
 from funcpipe.model.draws import GENERATORS, reseed
-from funcpipe.model.graph.attribute_access import Access, watched_attributes
 from funcpipe.model.graph.equivalence import Example, example
-from funcpipe.model.graph.global_state import refuse_changing_globals
-from funcpipe.model.graph.input_batches import InputBatches
+from funcpipe.model.graph.inputs import InputBatches, Signature
 from funcpipe.model.graph.isolation import forward_only, preserve_state
 from funcpipe.model.graph.observations import Observation, difference_of
 from funcpipe.model.graph.program import is_inside
 from funcpipe.model.graph.python_state import Nested, Slot, State, why_not_plain
 from funcpipe.model.graph.reachable import DEPTH, parts
-from funcpipe.model.graph.signature import Signature
+from funcpipe.model.graph.state_access import Access, refuse_changing_globals, watched_attributes
 from funcpipe.model.graph.values import Carried
 
 _WAY_OUT = (
@@ -68,7 +66,7 @@ def carried_state(
     buffers: Sequence[str],
     batches: InputBatches,
 ) -> tuple[Carried, Example | None]:
-    """What a forward of `model` leaves for the next one; and a run that began with what another one had left.
+    """The state that a forward of `model` leaves for the next one; and a run that began with what another one had left.
 
     `start` are the values of its attributes, `examples` runs that began with them; `buffers` are those that they
     changed, `batches` makes other inputs. Raises ModelError for an attribute that cannot be kept with a stage.
@@ -154,7 +152,7 @@ def _carried_between(fresh: State, later: State) -> list[Slot]:
 
 
 def _extends(later: Any, fresh: Any) -> bool:
-    """Whether `later` is `fresh`, but for more entries of dictionaries: caches that keep what they were filled with."""
+    """Return whether `later` is `fresh`, but for more entries of dictionaries: caches that keep all their entries."""
     if later == fresh:
         return True
     if not isinstance(later, Nested) or not isinstance(fresh, Nested) or later.kind is not fresh.kind:
@@ -182,7 +180,7 @@ def _refuse_changes_in_backward(context: _Context, fresh: Observation, later: Ob
 
 
 def _accesses(context: _Context, slots: Sequence[Slot], *, later: bool = False) -> dict[Slot, list[Access]]:
-    """Which code reads and writes `slots` in a forward, or, with `later`, in one that follows another."""
+    """The accesses to `slots` in a forward, or, with `later`, in one that follows another."""
     with preserve_state(context.model), forward_only(context.examples[0].saves_tensors):
         if later:
             context.forward()

@@ -1,16 +1,21 @@
-"""The calls that the eager tracer sees: what it records of them, which only ask about shapes, which it refuses."""
+"""The calls that the eager tracer records, and those that read shapes, contents of tensors, or sizes that data decide.
 
-from collections.abc import Mapping
+Results of `nonzero`, `unique`, `x[mask]` and the like have as many elements as the data say.
+"""
+
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.overrides import is_tensor_method_or_property
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.weak import WeakIdKeyDictionary
 
-from funcpipe.model.graph.autocast import Autocast
+from funcpipe.model.graph.program import Autocast
 from funcpipe.model.graph.tracers import Unrecordable
-from funcpipe.model.tensors import Tree
+from funcpipe.model.tensors import flatten
 
 
 class DataDependent(Unrecordable):
@@ -38,32 +43,11 @@ class Entry:
 
 @dataclass(frozen=True)
 class Inside:
-    """What runs without being looked into: its name, the path of its caller, and the tensors that it may read."""
+    """A leaf module or Function whose code runs: its name, the path of its caller, and the tensors that it may read."""
 
     title: str
     caller: str
     tensors: Mapping[int, Tensor]
-
-
-@dataclass(frozen=True, eq=False)
-class Container:
-    """How an object that holds tensors, such as a dataclass, is made of them; equal to that of a like object."""
-
-    tree: Tree
-    kind: type
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Container):
-            return NotImplemented
-        return self.kind is other.kind and self.tree.paths("") == other.tree.paths("")
-
-    def __hash__(self) -> int:
-        return hash((self.kind, self.tree.paths("")))
-
-
-def rebuilt(container: Container, leaves: list[Any]) -> Any:
-    """The object with these leaves."""
-    return container.tree.unflatten(iter(leaves))
 
 
 def node_target(func: Any, name: str, args: Any) -> tuple[str, Any, Any]:
@@ -87,37 +71,81 @@ _METADATA = _SIZES | {
 
 
 def is_metadata(name: str) -> bool:
-    """Whether a result that is no tensor follows from shapes and types alone."""
+    """Return whether a result that is no tensor follows from shapes and types alone."""
     access = name in _METADATA or name in ("__get__", "__set__")
     return access or (name.startswith("is_") and name != "is_nonzero") or name in ("broadcast_shapes", "finfo", "iinfo")
 
 
 def reads_sizes(func: Any, name: str) -> bool:
-    """Whether the call tells its caller a size, or a number of tensors that follows from a size."""
+    """Return whether the call gives its caller a size, or a number of tensors that follows from a size."""
     attribute = func.__self__.__name__ if name == "__get__" else ""
     return name in _SIZES or name in _COUNTED or attribute in ("shape", "nbytes")
 
 
-def refuse_unrecordable(func: Any, name: str, given: list[Tensor]) -> None:
-    """Raise Unrecordable if a call of `func` has effects that no node of a graph can repeat."""
-    if name == "__set__" and func.__self__.__name__ != "requires_grad":
-        raise Unrecordable(f"an assignment to .{func.__self__.__name__} cannot be recorded")
-    if is_about_gradients(func, name):
-        raise Unrecordable(f"{name}() in a forward pass cannot be recorded")
-    if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in given):
-        raise Unrecordable("transforms of torch.func cannot be recorded")
-
-
-def is_about_gradients(func: Any, name: str) -> bool:
-    """Whether a function computes gradients, or changes how they are computed."""
-    if name in ("register_hook", "register_post_accumulate_grad_hook", "backward"):
-        return True
-    return str(getattr(func, "__module__", "")).startswith("torch.autograd") and name in ("grad", "backward")
-
-
 def draws_random_numbers(target: Any) -> bool:
-    """Whether a function is, by its name, one that draws random numbers."""
+    """Return whether a function is, by its name, one that draws random numbers."""
     name = target if isinstance(target, str) else getattr(target, "__name__", "")
     return any(
         word in name for word in ("rand", "drop", "bernoulli", "normal", "uniform", "multinomial", "exponential")
     )
+
+
+class DataSizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While entered, notices operators whose results have as many elements as the data say.
+
+    `follow` marks the results of a call whose sizes depend on data; what is computed from a marked tensor is marked
+    too, unless its shape is known from elsewhere. A marked tensor may be used, but code must not ask for its sizes.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._marked: Any = WeakIdKeyDictionary()
+        self._noticed = False
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Run `func`, and notice whether the shape of its result follows from data."""
+        if torch.Tag.dynamic_output_shape in func.tags and (func is not _INDEX or _has_mask(args[1])):
+            self._noticed = True
+        return func(*args, **(kwargs or {}))
+
+    def begin(self) -> None:
+        """Forget what was noticed, before the next call."""
+        self._noticed = False
+
+    def __contains__(self, tensor: Tensor) -> bool:
+        return tensor in self._marked
+
+    def follow(self, name: str, args: Any, given: Sequence[Tensor], result: Any) -> None:
+        """Mark the results of a call of the function `name`, which was `given` these tensors, as far as necessary."""
+        if not self._noticed and not any(tensor in self._marked for tensor in given):
+            return
+        self._noticed = False
+        if _shape_is_known(name, args, self._marked):
+            return
+        known = {id(tensor) for tensor in given}
+        for leaf in flatten(result)[0]:
+            if isinstance(leaf, Tensor) and leaf.dim() > 0 and id(leaf) not in known:
+                self._marked[leaf] = True
+
+
+_INDEX = torch.ops.aten.index.Tensor
+
+
+def _has_mask(indices: Sequence[Tensor | None]) -> bool:
+    return any(index is not None and index.dtype in (torch.bool, torch.uint8) for index in indices)
+
+
+_LIKE_FIRST = {
+    "index_add", "index_copy", "index_fill", "index_put", "index_reduce", "masked_fill", "masked_scatter", "put",
+    "scatter", "scatter_add", "scatter_reduce", "select_scatter", "slice_scatter",
+}  # fmt: skip
+_OF_SIZES = {"view", "reshape", "expand", "new_zeros", "new_ones", "new_empty", "new_full", "broadcast_to"}
+
+
+def _shape_is_known(name: str, args: Any, marked: Any) -> bool:
+    """Return whether the result is shaped like a first argument that is not marked, or by numbers alone."""
+    first = next((item for item in args if isinstance(item, Tensor)), None)
+    if name in _LIKE_FIRST:
+        return first is not None and first not in marked
+    sizes = flatten(args[1:])[0]
+    return name in _OF_SIZES and bool(sizes) and all(isinstance(size, int) and size >= 0 for size in sizes)

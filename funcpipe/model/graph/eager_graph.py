@@ -16,6 +16,7 @@ from torch import Tensor
 from funcpipe.model.graph.eager_calls import DataDependent, Entry
 from funcpipe.model.graph.eager_tracer import EagerTracer
 from funcpipe.model.graph.isolation import forward_only, preserve_state
+from funcpipe.model.graph.node_functions import linear, reciprocal
 from funcpipe.model.graph.program import Ref, is_number, map_leaves
 from funcpipe.model.graph.tracers import RecordedModule, Traced, TraceRequest, Unrecordable, flatten_output
 from funcpipe.model.tensors import Tree
@@ -109,7 +110,7 @@ def _compare_calls(request: TraceRequest, one: EagerTracer, inputs: Mapping[str,
 
 
 def _blamed(one: Entry | None, other: Entry | None) -> tuple[str, str]:
-    """The path of the module whose code made two calls that should be alike, and the line of the first."""
+    """The path of the module whose code made two calls that should be the same, and the line of the first."""
     known = [entry for entry in (one, other) if entry is not None]
     parts = zip(*(entry.path.split(".") for entry in known), strict=False)
     common = takewhile(lambda names: len(set(names)) == 1, parts)
@@ -127,7 +128,7 @@ def _same_call(one: Entry, other: Entry) -> bool:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Whether two arguments are the same constant, or refer to the same call; a NaN equals a NaN."""
+    """Return whether two arguments are the same constant, or refer to the same call; a NaN equals a NaN."""
     if one is other:
         return True
     return type(one) is type(other) and (bool(one == other) or (one != one and other != other))
@@ -200,13 +201,3 @@ class _GraphBuilder:
 
 def _title(entry: Entry) -> str:
     return str(getattr(entry.target, "__name__", entry.target))
-
-
-def linear(batch: int, slope: float, offset: float) -> float:
-    """A number that grows linearly with the batch size."""
-    return batch * slope + offset
-
-
-def reciprocal(batch: int, numerator: float) -> float:
-    """A number that is inversely proportional to the batch size."""
-    return numerator / batch

@@ -13,21 +13,19 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.weak import WeakIdKeyDictionary
 
 from funcpipe.model.draws import generator_states
-from funcpipe.model.graph.autocast import autocast_state
-from funcpipe.model.graph.data_sizes import DataSizes
 from funcpipe.model.graph.eager_calls import (
-    Container,
     DataDependent,
+    DataSizes,
     Entry,
     Inside,
     draws_random_numbers,
     is_metadata,
     node_target,
     reads_sizes,
-    rebuilt,
-    refuse_unrecordable,
 )
-from funcpipe.model.graph.program import Ref, map_leaves
+from funcpipe.model.graph.node_functions import Container, leaf_at, rebuilt
+from funcpipe.model.graph.patches import refuse_unrecordable
+from funcpipe.model.graph.program import Ref, autocast_state, map_leaves
 from funcpipe.model.graph.tracers import TraceRequest, Unrecordable, is_innermost
 from funcpipe.model.graph.user_code import current_line
 from funcpipe.model.tensors import flatten, is_dense, tensors_in
@@ -40,12 +38,6 @@ class NonTorchRandomness(Unrecordable):
 
     def __init__(self, path: str) -> None:
         super().__init__("the module draws random numbers without torch, which tracing would freeze", path)
-
-
-def leaf_at(value: Any, path: str) -> Any:
-    """The leaf of a nested value at `path`."""
-    leaves, tree = flatten(value)
-    return leaves[tree.paths("").index(path)]
 
 
 class EagerTracer(TorchFunctionMode):

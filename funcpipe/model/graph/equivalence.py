@@ -1,6 +1,9 @@
-"""Check that a graph computes what its model does: both run, on other inputs and seeds than those of the tracing."""
+"""Check that a graph computes what its model does: both run, on other inputs and seeds than those of the tracing.
 
-from collections.abc import Callable, Mapping, Sequence
+`compare` does so while a model is traced; `check_batch_sizes` for the batch sizes that a training will really use.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,15 +11,17 @@ import torch
 import torch.fx
 from torch import Tensor, nn
 
-from funcpipe.errors import DataError
+from funcpipe.errors import DataError, ModelError
 from funcpipe.model.draws import GENERATORS, draws_by_data, generator_states, reseed
-from funcpipe.model.graph.input_checks import holds
+from funcpipe.model.graph.inputs import Collated, CollatedBatches, CutBatches, InputBatches, Signature, batch_of, holds
 from funcpipe.model.graph.isolation import forward_only, preserve_gradients, preserve_state
-from funcpipe.model.graph.observations import Difference, Observation, difference_of
-from funcpipe.model.graph.observe import NodeRecord, observe
+from funcpipe.model.graph.modes import evaluation_mode, training_mode
+from funcpipe.model.graph.observations import Difference, NodeRecord, Observation, difference_of, observe
+from funcpipe.model.graph.program import Ref, autocast_to, compile_nodes, plain, resolve, run
 from funcpipe.model.graph.python_state import read_state
-from funcpipe.model.graph.signature import Signature, batch_of
 from funcpipe.model.graph.tracers import Traced, flatten_output
+from funcpipe.model.graph.user_code import source_location
+from funcpipe.model.graph.values import LayerGraph
 from funcpipe.model.tensors import same
 
 
@@ -97,7 +102,7 @@ def compare(
 
 
 def _refuses(traced: Traced, inputs: Mapping[str, Tensor], runs: Sequence[Mapping[str, NodeRecord] | None]) -> bool:
-    """Whether something that the graph takes for granted does not hold for `inputs`, those of the last run."""
+    """Return whether something that the graph takes for granted does not hold for `inputs`, those of the last run."""
     sizes = {name: tensor.shape for name, tensor in inputs.items()}
     if not all(holds(guard, sizes) for guard in traced.guards):
         return True
@@ -108,7 +113,7 @@ def _refuses(traced: Traced, inputs: Mapping[str, Tensor], runs: Sequence[Mappin
 
 
 def _constants_change(one: Sequence[Any], two: Sequence[Any], last: Sequence[Any]) -> bool:
-    """Whether what was the same in two runs is not in the last."""
+    """Return whether what was the same in two runs is not in the last."""
     if len(one) != len(last):
         return True
     return any(a == b and a != c for a, b, c in zip(one, two, last, strict=True))
@@ -128,7 +133,7 @@ def observation(
 
 @dataclass(frozen=True)
 class _Ways:
-    """How to run: see `example`."""
+    """The arguments of `example` that say how to run."""
 
     seed: int
     backward: bool
@@ -211,3 +216,100 @@ def _digests(model: nn.Module, leaves: Sequence[Any]) -> dict[str, tuple[float, 
 def _output_gradients(root: Tensor) -> Tensor:
     """Output gradients that are all different, so that no sum hides an error."""
     return torch.cos(torch.arange(root.numel(), dtype=torch.float32)).to(root.dtype).view(root.shape)
+
+
+def check_batch_sizes(
+    graph: LayerGraph,
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    sizes: Iterable[int],
+    *,
+    training: bool = True,
+    collated: Collated | None = None,
+) -> None:
+    """Raise ModelError or DataError unless `graph` computes what `model` does for batches of each of `sizes`.
+
+    The graph is that of the model in training, or else in eval mode. The batches are cut from `inputs`, or repeat them;
+    where their first dimension is not the batch, they are `collated`, and differ in more than their size. What code
+    makes of a batch size is not always seen by tracing.
+    """
+    if collated is None:
+        for size in sorted(set(sizes) - graph.compared):
+            _check(graph, model, CutBatches(inputs), size, 0, training=training)
+        return
+    batches = CollatedBatches(graph.signature, collated)
+    for size in sorted(set(sizes)):
+        for offset in _OFFSETS:
+            _check(graph, model, batches, size, offset, training=training)
+
+
+_OFFSETS = (1, 6)
+"""The samples at hand with which collated batches begin."""
+
+
+def _check(
+    graph: LayerGraph, model: nn.Module, batches: InputBatches, size: int, offset: int, *, training: bool
+) -> None:
+    assert graph.signature.checks is not None
+    try:
+        given = batches.batch(size, offset)
+        graph.signature.checks.check(given)
+    except DataError as error:
+        cut = isinstance(batches, CutBatches) or size != batches.samples
+        way_out = "; choose a global batch and micro-batches that divide the number of samples" if cut else ""
+        raise DataError(
+            f"the run would have micro-batches of {size}, for which the layers of {graph.name} are not right{way_out}. "
+            f"{error}"
+        ) from error
+    with training_mode(model) if training else evaluation_mode(model), autocast_to(graph.precision, cached=False):
+        try:
+            plainly = _example(model, graph, given, size)
+        except Exception as error:
+            reason = source_location(model, error)[1]
+            raise DataError(
+                f"the model fails on micro-batches of {size}, which the run would have: {reason}. Choose a global "
+                "batch and micro-batches that divide the number of samples"
+            ) from error
+        saves_tensors = plainly.saves_tensors
+        found = observation(model, lambda tensors: _outputs(graph, tensors), given, size, saves_tensors=saves_tensors)
+    difference = difference_of(found, plainly.result)
+    if difference is not None:
+        raise ModelError(
+            f"{graph.name} was traced with batches of {_listed(graph.compared)}, but it does something else for "
+            f"batches of {size}, which the run would have: {difference.text}. Choose micro-batches of those sizes, or "
+            "move the code that depends on the batch size into a module of its own and trace that as one block"
+        )
+
+
+def run_layers(graph: LayerGraph, model: nn.Module, inputs: Mapping[str, Tensor], *, training: bool) -> None:
+    """Run the forward of `graph`, which `model` was traced to, on `inputs`; raises what its code raises."""
+    mode = training_mode(model) if training else evaluation_mode(model)
+    with mode, preserve_state(model), forward_only(saves_tensors=False), autocast_to(graph.precision, cached=False):
+        _outputs(graph, {name: tensor.clone() for name, tensor in inputs.items()})
+
+
+def _example(model: nn.Module, graph: LayerGraph, inputs: Mapping[str, Tensor], seed: int) -> Example:
+    try:
+        return example(model, graph.signature, inputs, seed=seed, backward=False)
+    except Exception:  # noqa: BLE001 - gradients inside a forward pass fail in many ways without what autograd saves
+        return example(model, graph.signature, inputs, seed=seed, backward=False, saves_tensors=True)
+
+
+def _outputs(graph: LayerGraph, tensors: Mapping[str, Tensor]) -> list[Any]:
+    """The leaves of the model's output for input `tensors`, by the graph as a whole."""
+    env: dict[str, Any] = {}
+    for node in graph.module.graph.nodes:
+        if "input" in node.meta:
+            env[node.name] = tensors[node.meta["input"]]
+        elif "symbol" in node.meta:
+            env[node.name] = tensors[node.meta["symbol"].source].size(node.meta["symbol"].dim)
+    nodes = [node for node in graph.module.graph.nodes if node.op not in ("placeholder", "output")]
+    outputs = plain(graph.outputs)
+    kept = {leaf.name for leaf in outputs if isinstance(leaf, Ref)} | env.keys()
+    run(compile_nodes(nodes, kept), env, graph.module)
+    return flatten_output(graph.output_tree.unflatten(iter(resolve(list(outputs), env))))[0]
+
+
+def _listed(sizes: Iterable[int]) -> str:
+    *most, last = map(str, sorted(sizes))
+    return f"{', '.join(most)} and {last}" if most else last

@@ -1,4 +1,9 @@
-"""The second tracer: torch.export, which runs the model's code on fake tensors."""
+"""The second tracer: torch.export, which runs the model's code on fake tensors.
+
+It makes one operator of all that code does under `torch.autocast` or `torch.no_grad`: the modules in it could not be
+distinguished, and the operators load torch's compiler when they run, 80 MB and two seconds in a function. So these
+regions are dissolved into the nodes around them.
+"""
 
 import contextlib
 import io
@@ -10,14 +15,14 @@ from typing import Any
 import torch
 import torch.fx
 from torch import Tensor
+from torch._higher_order_ops.wrap import wrap_with_autocast, wrap_with_set_grad_enabled
 from torch.export import Dim
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.overrides import TorchFunctionMode
 
-from funcpipe.model.graph.expectations import expect_number
-from funcpipe.model.graph.gradient_code import gradient_code_refused
-from funcpipe.model.graph.program import attribute
-from funcpipe.model.graph.scopes import dissolve_scopes
+from funcpipe.model.graph.node_functions import expect_number
+from funcpipe.model.graph.patches import gradient_code_refused
+from funcpipe.model.graph.program import Autocast, attribute, autocast_state, changed_autocast
 from funcpipe.model.graph.tracers import (
     SYMBOLIC,
     LengthsFixed,
@@ -104,7 +109,7 @@ def _check_free(request: TraceRequest, fixed: Mapping[str, Sequence[int]]) -> No
 
 
 def _guards(request: TraceRequest, code: Sequence[str], fixed: Mapping[str, Sequence[int]]) -> tuple[str, ...]:
-    """What the exporter has found out that inputs must satisfy for its program to be right.
+    """The conditions that inputs must meet for the exporter's program to be right, by its own account.
 
     It takes for granted that free sizes are at least two.
     """
@@ -120,7 +125,7 @@ def _guards(request: TraceRequest, code: Sequence[str], fixed: Mapping[str, Sequ
 
 
 class _Output:
-    """What the model returned: each leaf, and whether the graph computes it; their tree; notes on what was dropped."""
+    """The model's output: each leaf, and whether the graph computes it; their tree; notes on what was dropped."""
 
     leaves: tuple[tuple[bool, Any], ...] = ()
     tree = Tree()
@@ -147,3 +152,54 @@ def _called_with_tensors(request: TraceRequest) -> Iterator[_Output]:
             del vars(model)["forward"]
         else:
             vars(model)["forward"] = own
+
+
+def dissolve_scopes(exported: torch.fx.GraphModule) -> None:
+    """Put the nodes of each region in its place, and note at each node what holds there: `no_grad` and `autocast`.
+
+    Outside of all regions gradients are on, and autocast is what it is now.
+    """
+    _dissolve(exported, no_grad=False, autocast=autocast_state())
+
+
+def _dissolve(module: torch.fx.GraphModule, *, no_grad: bool, autocast: Autocast) -> None:
+    for node in list(module.graph.nodes):
+        if node.target is wrap_with_set_grad_enabled:
+            enabled, region, *given = node.args
+            _dissolve(_of(module, region), no_grad=not enabled, autocast=autocast)
+        elif node.target is wrap_with_autocast:
+            device, dtype, enabled, _, region, *given = node.args
+            inside = changed_autocast(autocast, device, dtype, enabled=enabled)
+            _dissolve(_of(module, region), no_grad=no_grad, autocast=inside)
+        else:
+            node.meta |= {"no_grad": no_grad, "autocast": autocast}
+            continue
+        _put_in_place(module.graph, node, region, _of(module, region).graph, given)
+    module.recompile()
+
+
+def _of(module: torch.fx.GraphModule, region: torch.fx.Node) -> torch.fx.GraphModule:
+    found = module.get_submodule(str(region.target))
+    assert isinstance(found, torch.fx.GraphModule), "torch makes a graph of each region"
+    return found
+
+
+def _put_in_place(
+    outer: torch.fx.Graph, call: torch.fx.Node, region: torch.fx.Node, inner: torch.fx.Graph, given: list[Any]
+) -> None:
+    """Replace the node `call`, which runs `inner`, the graph of `region`, on `given`, by the nodes of that graph."""
+    placeholders = [node for node in inner.nodes if node.op == "placeholder"]
+    places: dict[torch.fx.Node, torch.fx.Node] = dict(zip(placeholders, given, strict=True))
+    with outer.inserting_before(call):
+        results = outer.graph_copy(inner, places)
+    for node in inner.nodes:
+        if node.op == "get_attr":
+            places[node].target = f"{region.target}.{node.target}"
+    assert isinstance(results, tuple), "torch makes each region return a tuple"
+    for item in list(call.users):
+        number: Any = item.args[1]
+        item.replace_all_uses_with(results[number])
+        outer.erase_node(item)
+    outer.erase_node(call)
+    if not region.users:
+        outer.erase_node(region)

@@ -16,15 +16,18 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 from torch.fx.proxy import TraceError
 
-from funcpipe.model.graph.autocast import autocast_state
-from funcpipe.model.graph.eager_calls import Container, rebuilt, refuse_unrecordable
-from funcpipe.model.graph.expectations import expect_count, expect_number
-from funcpipe.model.graph.factories import factories_recorded
-from funcpipe.model.graph.fx_surroundings import attributes_restored, unpacked_names
-from funcpipe.model.graph.gradient_code import gradient_code_refused
-from funcpipe.model.graph.program import is_built
+from funcpipe.model.graph.node_functions import Container, expect_count, expect_number, rebuilt
+from funcpipe.model.graph.patches import (
+    ContentsAsked,
+    attributes_restored,
+    factories_recorded,
+    gradient_code_refused,
+    numbers_recorded,
+    refuse_unrecordable,
+    unpacked_names,
+)
+from funcpipe.model.graph.program import autocast_state, is_built
 from funcpipe.model.graph.sizes import reads_size
-from funcpipe.model.graph.symbolic_numbers import ContentsAsked, numbers_recorded
 from funcpipe.model.graph.tracers import (
     LengthsFixed,
     RecordedModule,
@@ -289,7 +292,7 @@ class _Proxy(torch.fx.Proxy):
 
 
 def _is_symbolic(node: torch.fx.Node) -> bool:
-    """Whether `node` computes a number or a shape that differs between the examples."""
+    """Return whether `node` computes a number or a shape that differs between the examples."""
     if node.op == "get_attr":
         return False
     examples = node.meta.get("examples", ())

@@ -1,6 +1,6 @@
 """Context managers that run a user's model without side effects on it or on the process's random number generators.
 
-Whoever tries something of the user's, and whoever pickles or loads code, does so `in_turn`.
+Code that tries something of the user's, pickles or loads code does so `in_turn`.
 """
 
 import contextlib
@@ -96,7 +96,7 @@ def preserve_gradients(module: nn.Module) -> Iterator[None]:
 
 
 def _hooks_of(parameter: nn.Parameter) -> list[dict[int, Any] | None]:
-    """What autograd asks for the hooks of `parameter`: those of its gradient, and those that run once it has that."""
+    """The dictionaries of hooks of `parameter`: those of its gradient, and those that run once it has that."""
     return [parameter._backward_hooks, parameter._post_accumulate_grad_hooks]
 
 
@@ -189,7 +189,7 @@ class Snapshot:
 
 
 def _undo(value: Any) -> Callable[[], None] | None:
-    """What puts the present contents of `value` back into it; None if it has none of its own."""
+    """A function that puts the present contents of `value` back into it; None if it has none of its own."""
     if isinstance(value, OrderedDict):
         return functools.partial(_restore_items, OrderedDict, value, list(value.items()))
     if isinstance(value, dict):

@@ -1,19 +1,22 @@
-"""Group nodes, in the order of the user's code, into layers: one for each call of an innermost module."""
+"""Group nodes, in the order of the user's code, into layers, one for each call of an innermost module, and find the
+values that one layer computes and later ones read. Values that follow from constants and free sizes alone are not sent:
+every stage computes them for itself.
+"""
 
 import operator
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
 import torch.fx
-from torch import nn
+from torch import Tensor, nn
 
 from funcpipe.errors import ModelError
-from funcpipe.model.graph.expectations import expect_count
-from funcpipe.model.graph.observe import NodeRecord
-from funcpipe.model.graph.program import attribute
-from funcpipe.model.graph.replicated_values import needed, replicated_reads
-from funcpipe.model.graph.values import Layer
+from funcpipe.model.graph.node_functions import EXPECTATIONS, expect_count
+from funcpipe.model.graph.observations import NodeRecord, TensorFacts
+from funcpipe.model.graph.program import attribute, is_number
+from funcpipe.model.graph.values import Crossing, Layer, Value
 
 Nodes = tuple[torch.fx.Node, torch.fx.Node]
 
@@ -172,3 +175,137 @@ def _merged(
         else:
             joined.append((name, list(members)))
     return joined
+
+
+Reads = Mapping[torch.fx.Node, Sequence[torch.fx.Node]]
+
+
+def mark_replicated(module: torch.fx.GraphModule, records: Mapping[str, NodeRecord], changed: Collection[int]) -> None:
+    """Set `replicated` in the meta of the nodes that every layer computes for itself instead of receiving their values.
+
+    These are the attributes of the model, and the results of operators on buffers, constants and free sizes that
+    draw no random numbers and mutate nothing. `changed` are the identities of buffers that a forward changes, as by a
+    module: what reads one must run at its place, and in the stage that changes it.
+    """
+    written = {name for item in records.values() for name in item.written}
+    constant: set[torch.fx.Node] = set()  # what other replicated nodes may read
+    for node in module.graph.nodes:
+        if node.op == "get_attr":
+            node.meta["replicated"] = True
+            item = attribute(module, str(node.target))
+            fixed = isinstance(item, Tensor) and not isinstance(item, torch.nn.Parameter)
+            if fixed and node.name not in written and id(item) not in changed:
+                constant.add(node)
+        elif "symbol" in node.meta:
+            constant.add(node)
+        elif constant.issuperset(node.all_input_nodes) and _is_pure(node, records, written):
+            node.meta["replicated"] = True
+            constant.add(node)
+
+
+def replicated_reads(graph: torch.fx.Graph) -> Reads:
+    """The replicated nodes of `graph`, and for each those that it reads."""
+    reads: dict[torch.fx.Node, list[torch.fx.Node]] = {}
+    for node in graph.nodes:
+        if node.meta.get("replicated"):
+            reads[node] = [used for used in node.all_input_nodes if used in reads]
+    return reads
+
+
+def needed(reads: Reads, nodes: Sequence[torch.fx.Node]) -> list[torch.fx.Node]:
+    """Those of `nodes` that are replicated and what they read, directly or through others, in topological order."""
+    found: dict[torch.fx.Node, None] = {}
+    for source in nodes:
+        stack = [source] if source in reads else []
+        while stack:
+            if missing := [used for used in reads[stack[-1]] if used not in found]:
+                stack.extend(reversed(missing))
+            else:
+                found[stack.pop()] = None
+    return list(found)
+
+
+def _is_pure(node: torch.fx.Node, records: Mapping[str, NodeRecord], written: set[str]) -> bool:
+    if node.op not in ("call_function", "call_method") or node.target in EXPECTATIONS:
+        return False
+    item = records[node.name]
+    return not item.draws and not item.changes and node.name not in written
+
+
+def crossings_of(
+    layers: Sequence[Layer], outputs: Sequence[Any], records: Mapping[str, NodeRecord]
+) -> tuple[tuple[Crossing, ...], tuple[Value, ...]]:
+    """The nodes that later layers read, and a Value for each tensor or number among their leaves.
+
+    The last layer counts as a reader of the model's outputs.
+    """
+    readers = _readers(layers, outputs)
+    names = _UniqueNames()
+    crossings, values = [], []
+    for i, layer in enumerate(layers):
+        for node in layer.nodes:
+            consumers = tuple(reader for reader in readers.get(node.name, ()) if reader > i)
+            if node.meta.get("replicated") or not consumers:
+                continue
+            base = names.new(layer.name if node.op == "call_module" else node.name)
+            crossing, made = _crossing(base, node.name, (i, consumers), records[node.name])
+            crossings.append(crossing)
+            values += made
+    return tuple(crossings), tuple(values)
+
+
+def _readers(layers: Sequence[Layer], outputs: Sequence[Any]) -> dict[str, list[int]]:
+    """The layers that read each node's value, in ascending order."""
+    readers: dict[str, dict[int, None]] = {}
+    for i, layer in enumerate(layers):
+        for node in layer.nodes:
+            for used in node.all_input_nodes:
+                readers.setdefault(used.name, {})[i] = None
+    for node in outputs:
+        if isinstance(node, torch.fx.Node):
+            readers.setdefault(node.name, {})[len(layers) - 1] = None
+    return {name: list(found) for name, found in readers.items()}
+
+
+def _crossing(
+    base: str, node: str, ends: tuple[int, tuple[int, ...]], record: NodeRecord
+) -> tuple[Crossing, list[Value]]:
+    producer, consumers = ends
+    values = []
+    names: list[str | None] = []
+    constants: list[object] = []
+    for path, leaf in zip(record.tree.paths(base), record.leaves, strict=True):
+        scalar = is_number(leaf)
+        moves = scalar or isinstance(leaf, TensorFacts)
+        names.append(path if moves else None)
+        constants.append(None if moves else leaf)
+        if moves:
+            facts = TensorFacts((), (), torch.tensor(leaf).dtype, False) if scalar else leaf
+            value = Value(
+                path,
+                producer,
+                consumers,
+                facts.requires_grad,
+                facts.shape,
+                facts.dtype,
+                facts.stride,
+                facts.symbols,
+                scalar,
+            )
+            values.append(value)
+    return Crossing(node, producer, consumers, record.tree, tuple(names), tuple(constants)), values
+
+
+class _UniqueNames:
+    """Gives out unique names."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def new(self, name: str) -> str:
+        number = 2
+        unique = name
+        while unique in self._taken:
+            unique, number = f"{name}:{number}", number + 1
+        self._taken.add(unique)
+        return unique

@@ -1,13 +1,18 @@
-"""What a run of a model or of its graph results in, and how two such results differ."""
+"""Results of runs: of a model or its graph as a whole, with their differences, and of every node of a graph."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import contextlib
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+import torch.fx
+from torch import Tensor, nn
 
+from funcpipe.model.draws import GENERATORS, DrawingOperators, generator_states
+from funcpipe.model.graph.program import AutocastRegions, Call, compile_nodes, execute, plain, resolve
 from funcpipe.model.graph.python_state import State
+from funcpipe.model.tensors import Tree, flatten, is_dense, tensors_in
 
 TOLERANCE = 1e-4
 """The largest difference between a graph's results and the model's that counts as rounding, relative to the largest
@@ -36,14 +41,14 @@ class Observation:
 
 @dataclass(frozen=True)
 class Difference:
-    """How two runs differ by more than rounding, in words; `buffers` are those that only one of them changes."""
+    """A difference of two runs by more than rounding, in words; `buffers` are those that only one of them changes."""
 
     text: str
     buffers: tuple[str, ...] = ()
 
 
 def difference_of(found: Observation, expected: Observation) -> Difference | None:
-    """How two runs differ; None if they do not by more than rounding."""
+    """The difference of two runs; None if there is none but rounding."""
     if text := _result_difference(found, expected):
         return Difference(text)
     if found.buffers.keys() != expected.buffers.keys():
@@ -91,3 +96,135 @@ def _close(one: Any, other: Any) -> bool:
     finite = other[other.isfinite()].abs()
     scale = float(finite.max()) if finite.numel() else 1.0
     return torch.allclose(one, other, rtol=TOLERANCE, atol=TOLERANCE * scale, equal_nan=True)
+
+
+@dataclass(frozen=True)
+class TensorFacts:
+    """Layout and type of a tensor; `symbols` names, by dimension, the free size that it is, or None.
+
+    One that is not `dense`, such as a sparse one, cannot be sent to another stage.
+    """
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    requires_grad: bool
+    symbols: tuple[str | None, ...] = ()
+    dense: bool = True
+
+
+@dataclass(frozen=True)
+class NodeRecord:
+    """The run of one node: its value's tree and leaves (TensorFacts for tensors, anything else as it is), and its
+    effects.
+
+    `draws` are the random number generators that it used. `changes` names the nodes whose values lie in memory that it
+    wrote to; `returns` those of them that it returns as its own value, `direct` those that it was given as arguments.
+    `freed` are others whose values lay in that memory, and that no later node reads.
+    `differentiable` are the leaves (node, position) in memory that it wrote to that require a gradient afterwards.
+    `operators_that_draw` is how many of torch's operators drew, or None if they were not counted.
+    """
+
+    tree: Tree
+    leaves: tuple[Any, ...]
+    draws: frozenset[str] = frozenset()
+    changes: tuple[str, ...] = ()
+    returns: tuple[str, ...] = ()
+    direct: tuple[str, ...] = ()
+    freed: frozenset[str] = frozenset()
+    differentiable: frozenset[tuple[str, int]] = frozenset()
+    operators_that_draw: int | None = None
+
+    @property
+    def written(self) -> frozenset[str]:
+        """All nodes whose values lay in memory that this one wrote to."""
+        return self.freed.union(self.changes)
+
+
+def observe(
+    module: torch.fx.GraphModule,
+    inputs: Mapping[str, Tensor],
+    outputs: Sequence[Any],
+    drawing: Collection[str] = (),
+) -> tuple[dict[str, NodeRecord], list[Any]]:
+    """Run every node of `module` on `inputs`, by placeholder: the record of each, and the values of `outputs`.
+
+    In the nodes that `drawing` names, torch's operators that draw random numbers are counted, which is slower.
+    Holds the values that are still to be read in memory; what autograd saves is up to the caller.
+    """
+    nodes = [node for node in module.graph.nodes if node.op not in ("placeholder", "output")]
+    kept = {node.name for node in outputs if isinstance(node, torch.fx.Node)} | inputs.keys()
+    env: dict[str, Any] = dict(inputs)
+    records = {name: _record(tensor) for name, tensor in inputs.items()}
+    earlier: dict[str, frozenset[str]] = {}
+    with AutocastRegions() as regions:
+        for call in compile_nodes(nodes, kept):
+            regions.enter(call.autocast)
+            counted = DrawingOperators() if call.name in drawing and call.op != "call_module" else None
+            with counted or contextlib.nullcontext():
+                record = _run_node(call, env, module)
+            earlier[call.name] = _in_its_memory(call, env, earlier)
+            freed = frozenset(old for name in record.changes for old in earlier.get(name, ()) if old not in env)
+            drawn = counted.count if counted else None
+            records[call.name] = replace(record, freed=freed, operators_that_draw=drawn)
+            for name in call.frees:
+                del env[name]
+    return records, list(resolve(list(plain(tuple(outputs))), env))
+
+
+def _run_node(call: Call, env: dict[str, Any], module: nn.Module) -> NodeRecord:
+    if call.op == "get_attr":
+        value = env[call.name] = execute(call, env, module)
+        return _record(value)
+    generators = GENERATORS if call.op == "call_module" else ("torch",)
+    before = generator_states(generators)
+    versions = [(tensor, tensor._version) for name in call.reads for tensor in tensors_in(env[name])]
+    value = execute(call, env, module)
+    after = generator_states(generators)
+    draws = frozenset(name for name in generators if before[name] != after[name])
+    written = {_address(tensor) for tensor, version in versions if tensor._version != version}
+    changes = _stored_in(written, env) if written else ()
+    returns = tuple(name for name in changes if env[name] is value)
+    env[call.name] = value
+    direct = tuple(name for name in changes if name in call.reads)
+    differentiable = frozenset(
+        (name, i)
+        for name in changes
+        for i, leaf in enumerate(flatten(env[name])[0])
+        if isinstance(leaf, Tensor) and leaf.requires_grad
+    )
+    return replace(
+        _record(value), draws=draws, changes=changes, returns=returns, direct=direct, differentiable=differentiable
+    )
+
+
+def _in_its_memory(call: Call, env: Mapping[str, Any], earlier: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """The earlier nodes whose values share memory with that of `call`, which is a view of them, or one of them."""
+    addresses = {_address(tensor) for tensor in tensors_in(env[call.name]) if is_dense(tensor)}
+    shared = [
+        name
+        for name in call.reads
+        if any(is_dense(tensor) and _address(tensor) in addresses for tensor in tensors_in(env[name]))
+    ]
+    return frozenset(shared).union(*(earlier.get(name, ()) for name in shared))
+
+
+def _record(value: Any) -> NodeRecord:
+    leaves, tree = flatten(value)
+    return NodeRecord(tree, tuple(_facts(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves))
+
+
+def _stored_in(addresses: set[int], env: Mapping[str, Any]) -> tuple[str, ...]:
+    return tuple(
+        name for name, item in env.items() if any(_address(tensor) in addresses for tensor in tensors_in(item))
+    )
+
+
+def _facts(tensor: Tensor) -> TensorFacts:
+    if not is_dense(tensor):
+        return TensorFacts(tuple(tensor.shape), (), tensor.dtype, tensor.requires_grad, dense=False)
+    return TensorFacts(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype, tensor.requires_grad)
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

@@ -1,15 +1,54 @@
-"""Nodes of a traced graph as plain calls: run one by one, picklable, and freeing values after their last use."""
+"""Nodes of a traced graph as plain calls: run one by one, picklable, and freeing values after their last use.
+
+Each call runs under the autocast state that held where the user's code made it, which is read while that is traced. A
+model that cannot be divided is one call, of a `WholeModel`.
+"""
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from types import TracebackType
 from typing import Any
 
 import torch
 import torch.fx
-from torch import nn
+from torch import Tensor, nn
 
+from funcpipe.core import Precision
 from funcpipe.model.draws import Draws
-from funcpipe.model.graph.autocast import Autocast, AutocastRegions
+from funcpipe.model.graph.inputs import Signature
+from funcpipe.model.graph.modes import set_mode
+
+Autocast = tuple[tuple[str, torch.dtype], ...]
+"""The devices for which autocast is on, and the types that it casts to; empty where it is off."""
+
+
+_DEVICES = ("cpu", "cuda", "mps", "xpu")
+
+
+def autocast_to(precision: Precision, *, cached: bool = True) -> torch.autocast:
+    """Within this context `precision` holds, whatever held before; unless `cached`, each use casts parameters anew."""
+    dtypes = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
+    if precision not in dtypes:
+        return torch.autocast("cpu", enabled=False, cache_enabled=cached)
+    return torch.autocast("cpu", dtypes[precision], cache_enabled=cached)
+
+
+def autocast_state() -> Autocast:
+    """The present state."""
+    if not any(map(torch.is_autocast_enabled, _DEVICES)):
+        return ()
+    return tuple((device, torch.get_autocast_dtype(device)) for device in _DEVICES if torch.is_autocast_enabled(device))
+
+
+def changed_autocast(state: Autocast, device: str, dtype: torch.dtype | None, *, enabled: bool) -> Autocast:
+    """`state` with autocast switched on or off for one device, as `torch.autocast` does inside another."""
+    found = dict(state)
+    found.pop(device, None)
+    if enabled:
+        found[device] = dtype or torch.get_autocast_dtype(device)
+    return tuple((name, found[name]) for name in _DEVICES if name in found)
+
 
 WHOLE = "<model>"
 """The target of the node that calls a model that runs as a whole; no module of a user's can have this path."""
@@ -119,13 +158,46 @@ def state_name(target: str, name: str) -> str:
 
 
 def is_inside(path: str, outer: str) -> bool:
-    """Whether the module at `path` is the one at `outer`, or inside it; the model's own path is empty."""
+    """Return whether the module at `path` is the one at `outer`, or inside it; the model's own path is empty."""
     return not outer or f"{path}.".startswith(f"{outer}.")
 
 
 def resolve(item: Any, env: Mapping[str, Any]) -> Any:
     """`item` with every Ref inside replaced by its value in `env`."""
     return map_leaves(item, lambda leaf: env[leaf.name] if type(leaf) is Ref else leaf)
+
+
+class AutocastRegions:
+    """Sets the state for one call after the other, whatever it was before. Consecutive calls with one state share a
+    region, in which a parameter is cast once. Regions end with a layer: what a layer computes does not depend on the
+    layers beside it.
+    """
+
+    def __init__(self) -> None:
+        self._outside = self._state = autocast_state()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "AutocastRegions":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def enter(self, state: Autocast) -> None:
+        """Set the state for the next call."""
+        if state == self._state:
+            return
+        self._stack.close()
+        self._state = state
+        if state == self._outside:
+            return
+        for device, dtype in self._outside:
+            if device not in dict(state):
+                self._stack.enter_context(torch.autocast(device, dtype, enabled=False))
+        for device, dtype in state:
+            self._stack.enter_context(torch.autocast(device, dtype))
 
 
 def plain(item: Any) -> Any:
@@ -148,9 +220,7 @@ def map_leaves(item: Any, change: Callable[[Any], Any]) -> Any:
 
 
 def is_built(item: Any) -> bool:
-    """Whether `item` is made by code of its own of a named tuple's items, as a PackedSequence is: it is no container of
-    arguments.
-    """
+    """Return whether `item` is a named tuple that its own code makes, as a PackedSequence is: no plain container."""
     kind = type(item)
     return (
         isinstance(item, tuple) and hasattr(kind, "_fields") and "__new__" in vars(kind) and kind.__base__ is not tuple
@@ -158,9 +228,38 @@ def is_built(item: Any) -> bool:
 
 
 def is_number(item: Any) -> bool:
-    """Whether `item` is an int or a float; a bool is a choice, not a number."""
+    """Return whether `item` is an int or a float; a bool is a choice, not a number."""
     return isinstance(item, int | float) and not isinstance(item, bool)
 
 
 def _nested(item: Any) -> bool:
     return isinstance(item, tuple | list | dict | slice)
+
+
+class WholeModel(nn.Module):
+    """Calls a user's model with the tensors of its signature; shares the model's parameters, buffers and modules, so
+    that their names are those of the model.
+    """
+
+    def __init__(self, model: nn.Module, signature: Signature) -> None:
+        super().__init__()
+        vars(self)["model"] = model  # not as a child, which would change the names
+        self.signature = signature
+        share_contents(self, model)
+
+    def forward(self, *tensors: Tensor) -> Any:
+        """The model's output, as it is."""
+        args, kwargs = self.signature.arguments(dict(zip(self.signature.tensors, tensors, strict=True)))
+        return vars(self)["model"](*args, **kwargs)
+
+    def train(self, mode: bool = True) -> "WholeModel":
+        """Have the model's own `train()` or `eval()` called."""
+        set_mode(vars(self)["model"], training=mode)
+        self.training = mode
+        return self
+
+
+def share_contents(module: nn.Module, source: nn.Module) -> None:
+    """Let `module` have the very parameters, buffers and children of `source`, whatever becomes of them."""
+    module._parameters, module._buffers, module._modules = source._parameters, source._buffers, source._modules
+    module._non_persistent_buffers_set = source._non_persistent_buffers_set

@@ -79,7 +79,7 @@ class Object:
 
 @dataclass(frozen=True)
 class Nested:
-    """What a container, a function or an ordinary object of type `kind` holds."""
+    """The contents of a container, a function or an ordinary object of type `kind`."""
 
     kind: type
     items: tuple[Any, ...]
@@ -130,7 +130,7 @@ _FIXED = (
     *(type, BuiltinFunctionType, ModuleType, CodeType, nn.Module, nn.Parameter),
     *(torch.Generator, random.Random, np.random.Generator, np.random.RandomState),
 )
-"""What is compared by identity. Random number generators of a model's own are refused by what they draw."""
+"""Types that are compared by identity. Random number generators of a model's own are refused by what they draw."""
 
 
 def comparable(value: Any, known: dict[int, tuple[Any, Any]]) -> Any:
@@ -163,7 +163,7 @@ def _inside(value: Any, known: dict[int, tuple[Any, Any]], depth: int) -> Any:
 
 
 def _items(value: Any) -> list[Any] | None:
-    """What `value` holds, in order; None if that cannot be told."""
+    """The parts of `value`, in order; None if they are not known."""
     if isinstance(value, dict):
         return [part for pair in dict.items(value) for part in pair]
     if isinstance(value, list | tuple | deque):
@@ -192,7 +192,7 @@ def _opaque(value: Any) -> Any:
 
 
 def why_not_plain(value: Any) -> str | None:
-    """Why what an attribute holds, as `read_state` gives it, cannot be saved with a stage; None if it can."""
+    """The reason why an attribute's value, as `read_state` gives it, cannot be saved with a stage; None if it can."""
     if isinstance(value, Contents):
         return "a tensor with its autograd history" if value.has_history else None
     if isinstance(value, Nested):

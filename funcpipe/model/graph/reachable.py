@@ -1,4 +1,4 @@
-"""What a value holds, and all that it leads to: attributes, items, variables that functions enclose, globals they name.
+"""All that a value leads to: attributes, items, variables that functions enclose, globals that they name.
 
     loss = partial(penalised, model=net)    ->    "model", "model.head", "model.head.weight", ...
 
@@ -21,16 +21,16 @@ from torch import Tensor, nn
 from funcpipe.model.graph.user_code import is_written_here
 
 DEPTH = 8
-"""How deeply containers may be nested below a module's attributes."""
+"""The depth to which containers may be nested below a module's attributes."""
 
 LEAVES = (str, bytes, int, float, complex, bool, type(None), type, BuiltinFunctionType, ModuleType, nn.Parameter)
-"""What cannot change in place, or is not looked into."""
+"""Types of objects that cannot change in place, or whose parts do not matter."""
 OWN = frozenset(vars(nn.Module()))
 """The attributes that every module has."""
 
 
 def reachable(roots: Iterable[Any], seen: dict[int, Any], depth: int = 0) -> Iterator[Any]:
-    """What `roots` are and lead to, besides `LEAVES`: each once, and nothing that is in `seen` by its id already."""
+    """The `roots` and all that they lead to, besides `LEAVES`: each once, and nothing that `seen` has by its id."""
     for value in roots:
         if isinstance(value, LEAVES) or id(value) in seen or depth > DEPTH:
             continue
@@ -41,7 +41,7 @@ def reachable(roots: Iterable[Any], seen: dict[int, Any], depth: int = 0) -> Ite
 
 
 def parts(value: Any) -> Iterator[Any]:
-    """What `value` holds: the items of a container, an object's attributes, the variables that a function encloses."""
+    """The parts of `value`: items of a container, an object's attributes, the variables that a function encloses."""
     if isinstance(value, dict):
         yield from dict.values(value)
     elif isinstance(value, list | tuple | set | frozenset | deque):
@@ -85,7 +85,7 @@ _NOT_USERS = ("torch", "builtins", "typing")
 
 
 def is_empty_cell(cell: CellType) -> bool:
-    """Whether the variable that `cell` stands for has no value yet."""
+    """Return whether the variable that `cell` stands for has no value yet."""
     try:
         _ = cell.cell_contents
     except ValueError:
@@ -110,7 +110,7 @@ def reaches(root: Any) -> Iterator[tuple[str, Any]]:
 
 
 def reached_of(root: Any, wanted: Iterable[tuple[str, Any]]) -> dict[str, str]:
-    """Which of the `wanted` objects, each with its name, `root` reaches: the path by name.
+    """Those of the `wanted` objects, each with its name, that `root` reaches: the path by name.
 
     A tensor counts as reached too if another one with its memory is, such as a view or its `data`.
     """
@@ -125,7 +125,7 @@ def reached_of(root: Any, wanted: Iterable[tuple[str, Any]]) -> dict[str, str]:
 
 
 def named_parts(value: Any) -> Iterator[tuple[str, Any]]:
-    """What `value` holds, by name: items of containers by their keys or numbers, the variables of functions."""
+    """The parts of `value` by name: items of containers by their keys or numbers, the variables of functions."""
     if isinstance(value, BuiltinFunctionType) and not isinstance(value.__self__, ModuleType | type(None)):
         yield "__self__", value.__self__  # of a method such as list.append
     if isinstance(value, (*LEAVES, Tensor)):
@@ -183,7 +183,7 @@ def globals_named(code: CodeType) -> tuple[str, ...]:
 
 
 def _variables_of_module(module: ModuleType, code: CodeType) -> Iterator[tuple[str, Any]]:
-    """What `code` may read of a Python module that the user wrote."""
+    """The variables of a Python module that `code` may read, if the user wrote that module."""
     file = vars(module).get("__file__")
     for name in code.co_names if file and is_written_here(file) else ():
         if name in vars(module):
@@ -221,7 +221,7 @@ def _is_leaf(value: Any) -> bool:
 
 
 def _identity(value: Any) -> int:
-    """What two objects have in common that are one, or tensors with one memory."""
+    """A number that is the same for one object, and for tensors with one memory."""
     if isinstance(value, Tensor) and value.layout is torch.strided and value.device.type != "meta" and value.numel():
         return value.untyped_storage().data_ptr() or id(value)
     return id(value)

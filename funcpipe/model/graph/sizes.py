@@ -15,9 +15,8 @@ import torch
 import torch.fx
 from torch.fx.node import Argument
 
-from funcpipe.model.graph.eager_graph import linear
-from funcpipe.model.graph.expectations import EXPECTATIONS, expect_number, expect_sizes
-from funcpipe.model.graph.observe import NodeRecord, TensorFacts
+from funcpipe.model.graph.node_functions import EXPECTATIONS, expect_number, expect_sizes, linear
+from funcpipe.model.graph.observations import NodeRecord, TensorFacts
 from funcpipe.model.graph.program import is_number, map_leaves
 from funcpipe.model.graph.symbols import Form, Symbol, Symbols
 from funcpipe.model.tensors import LEAF
@@ -58,7 +57,7 @@ def resolve_sizes(
 
 
 def reads_size(node: Node) -> bool:
-    """Whether a node asks a tensor for its sizes, or for how many dimensions or elements it has."""
+    """Return whether a node asks a tensor for its sizes, or for how many dimensions or elements it has."""
     if node.op == "call_method":
         return node.target in ("size", "dim", "numel", "nelement", "ndimension", "__len__")
     if node.target is getattr:
@@ -68,7 +67,7 @@ def reads_size(node: Node) -> bool:
 
 @dataclass
 class _Read:
-    """What is taken for granted about one tensor: its rank, its sizes by dimension, and the code that read them."""
+    """Assumptions about one tensor: its rank, its sizes by dimension, and the code that read them."""
 
     rank: int | None = None
     sizes: dict[int, Argument] = field(default_factory=dict)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
-from funcpipe.model.graph.observe import NodeRecord, TensorFacts
+from funcpipe.model.graph.observations import NodeRecord, TensorFacts
 
 BATCH = "batch size"
 """The name of the symbol for the batch size."""
@@ -45,7 +45,7 @@ class Form:
 
     @property
     def is_symbol(self) -> bool:
-        """Whether it is a free size itself."""
+        """Return whether it is a free size itself."""
         return (self.offset, self.slope, self.factor) == (0, 1, None)
 
 

@@ -1,4 +1,4 @@
-"""What all tracers take and return."""
+"""The request that all tracers take, the traced model that they return, and errors that they raise."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ import torch.fx
 from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
-from funcpipe.model.graph.signature import Signature
+from funcpipe.model.graph.inputs import Signature
 from funcpipe.model.tensors import Tree, flatten
 
 
@@ -43,13 +43,13 @@ class TraceRequest:
     changed: frozenset[str] = frozenset()
 
     def is_batched(self, name: str) -> bool:
-        """Whether the first dimension of an input is the batch."""
+        """Return whether the first dimension of an input is the batch."""
         return all(
             example[name].shape[:1] == (samples,) for example, samples in zip(self.examples, self.samples, strict=True)
         )
 
     def is_leaf(self, module: nn.Module, path: str) -> bool:
-        """Whether `module` becomes one node: a block, or a module of torch.nn that is not parametrized."""
+        """Return whether `module` becomes one node: a block, or a module of torch.nn that is not parametrized."""
         if path in self.blocks or isinstance(module, torch.jit.ScriptModule):
             return True
         from_torch = type(module).__module__.startswith("torch.nn") and not isinstance(module, _CONTAINERS)
@@ -69,7 +69,7 @@ _CONTAINERS = (
 
 
 def is_innermost(module: nn.Module) -> bool:
-    """Whether a module has no children, but for lists of parameters."""
+    """Return whether a module has no children, but for lists of parameters."""
     return all(isinstance(child, nn.ParameterList | nn.ParameterDict) for child in module.children())
 
 

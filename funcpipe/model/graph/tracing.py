@@ -10,22 +10,21 @@ from torch import Tensor, nn
 
 from funcpipe.core import Precision
 from funcpipe.errors import ModelError
-from funcpipe.model.graph.assemble import assemble
-from funcpipe.model.graph.assigned_buffers import first_assigned
-from funcpipe.model.graph.autocast import autocast_to
-from funcpipe.model.graph.batchnorm import changed_buffers, within_blocks
-from funcpipe.model.graph.blocks import block_notes, closed_blocks, next_blocks, one_layer_note
+from funcpipe.model.graph.assemble import assemble, cleanup
+from funcpipe.model.graph.blocks import (
+    block_notes,
+    closed_blocks,
+    first_assigned,
+    next_blocks,
+    one_layer_note,
+    trace_whole,
+)
 from funcpipe.model.graph.carried import carried_state
-from funcpipe.model.graph.checkpoints import CHECKPOINTS, transparent_checkpoints
-from funcpipe.model.graph.cleanup import cleanup
-from funcpipe.model.graph.collated_runs import CollatedRuns
 from funcpipe.model.graph.eager_graph import trace_eager
 from funcpipe.model.graph.eager_tracer import NonTorchRandomness
 from funcpipe.model.graph.equivalence import Example, compare, example
-from funcpipe.model.graph.examples import CutRuns, ExampleSet, Runs
 from funcpipe.model.graph.fx_tracer import trace_fx
-from funcpipe.model.graph.input_batches import Collated
-from funcpipe.model.graph.input_checks import holds, needed_guards
+from funcpipe.model.graph.inputs import Collated, holds, needed_guards, signature_of
 from funcpipe.model.graph.isolation import (
     as_if_exporting,
     forward_only,
@@ -33,19 +32,18 @@ from funcpipe.model.graph.isolation import (
     tried_in_turn,
     without_torch_logs,
 )
-from funcpipe.model.graph.model_checks import check_model
+from funcpipe.model.graph.model_checks import check_model, tied_names
 from funcpipe.model.graph.modes import WAS_IN_EVAL_MODE, check_modes, evaluation_mode, training_mode
-from funcpipe.model.graph.observations import difference_of
-from funcpipe.model.graph.observe import NodeRecord
-from funcpipe.model.graph.program import attribute
+from funcpipe.model.graph.observations import NodeRecord, difference_of
+from funcpipe.model.graph.patches import CHECKPOINTS, transparent_checkpoints
+from funcpipe.model.graph.program import attribute, autocast_to
 from funcpipe.model.graph.python_state import read_state
-from funcpipe.model.graph.signature import signature_of
+from funcpipe.model.graph.running_statistics import changed_buffers, within_blocks
+from funcpipe.model.graph.runs import CollatedRuns, CutRuns, ExampleSet, Runs
 from funcpipe.model.graph.symbols import Symbols
-from funcpipe.model.graph.tied_names import tied_names
 from funcpipe.model.graph.tracers import LengthsFixed, TooSlow, Traced, TraceRequest, Unrecordable
 from funcpipe.model.graph.user_code import described, find_random_draw, first_difference, source_location, with_code
 from funcpipe.model.graph.values import Attempt, LayerGraph
-from funcpipe.model.graph.whole_model import trace_whole
 from funcpipe.model.tensors import is_dense
 
 _log = logging.getLogger(__name__)
@@ -140,14 +138,14 @@ class _Found:
 
     @property
     def reason(self) -> str:
-        """Why another graph would be better."""
+        """The reason to look for another graph."""
         return f"the graph refuses batches of {self.refused}, which the model accepts"
 
 
 @dataclass(frozen=True)
 class _Failed:
-    """Why a tracer failed, and the path of the module to blame if that is known; whether it shall try again with the
-    sample's lengths alone.
+    """The reason why a tracer failed, the path of the module to blame if that is known, and whether it shall try again
+    with the sample's lengths alone.
     """
 
     reason: str
@@ -170,7 +168,7 @@ def _traced(request: TraceRequest, runs: Runs) -> tuple[_Found, tuple[Attempt, .
     """The graph of the first tracer whose graph agrees with the model, and the attempts up to it.
 
     The last tracer is tried again and again: each time, the module whose code it cannot record becomes a block, then
-    the module around that. Before the model itself becomes one, its code is told that it is exported.
+    the module around that. Before the model itself becomes one, its code runs as if it were exported.
     """
     attempts: list[Attempt] = []
     second_best: tuple[_Found, tuple[Attempt, ...]] | None = None

@@ -1,8 +1,9 @@
 """A traced model: its layers, the values that pass between them, and the graph of both."""
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -11,8 +12,8 @@ import torch.fx
 from torch import Tensor, nn
 
 from funcpipe.core import Precision
+from funcpipe.model.graph.inputs import Signature
 from funcpipe.model.graph.program import attribute, state_name
-from funcpipe.model.graph.signature import Signature
 from funcpipe.model.tensors import Tree
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class Statistic:
 
 @dataclass(frozen=True)
 class Carried:
-    """What a forward leaves for the next one, besides running statistics, so that micro-batches must follow each other.
+    """State that a forward leaves for the next one, besides running statistics: micro-batches must follow each other.
 
     `attributes` are Python attributes of the modules in `blocks`, whose code runs as it is; `buffers` are buffers. If
     the model itself has to be the block, whose path is empty, `used_by_model` says what its own code uses, and where.
@@ -126,13 +127,13 @@ class Carried:
 
     @property
     def way_out(self) -> str:
-        """How such a model can be trained."""
+        """The options that train such a model."""
         other = ", or with norms that keep no running statistics, such as GroupNorm or LayerNorm"
         return f"replicas=(1,){other if self.statistics else ''}"
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What users should know of it."""
+        """Notes on it for users."""
         if not self.names:
             return ()
         note = f"trains with one replica, as each forward leaves {self.listed} for the next one"
@@ -268,3 +269,21 @@ class LayerGraph:
             elif node.op == "get_attr" and isinstance(tensor := attribute(self.module, str(node.target)), Tensor):
                 found[str(node.target)] = tensor
         return {**found, **self.held.get(layer.name, {})}
+
+
+def with_followed(graph: LayerGraph, model: nn.Module, followed: Mapping[str, str]) -> LayerGraph:
+    """`graph`, which was made of `model`, with each parameter that `followed` names in a layer that holds the one too
+    that it follows.
+
+    One that no layer uses is held where the other is; if no layer uses either, by the first layer.
+    """
+    named = dict(model.named_parameters(remove_duplicate=False))
+    users: dict[int, list[str]] = defaultdict(list)
+    for layer in graph.layers:
+        for key in {id(tensor) for tensor in graph.tensors_of(layer).values()}:
+            users[key].append(layer.name)
+    held: dict[str, dict[str, nn.Parameter]] = defaultdict(dict)
+    for name, other in followed.items():
+        for holder in users[id(named[name])] or users[id(named[other])] or [graph.layers[0].name]:
+            held[holder] |= {name: named[name], other: named[other]}
+    return replace(graph, held=dict(held)) if followed else graph

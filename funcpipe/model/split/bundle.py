@@ -45,7 +45,7 @@ def dump_value(value: Any) -> tuple[bytes, dict[str, Tensor]]:
 
 
 def load_value(bundle: bytes, tensors: Mapping[str, Tensor]) -> Any:
-    """What `dump_value` wrote. Runs code from `bundle`: check its digest first."""
+    """The value that `dump_value` wrote. Runs code from `bundle`: check its digest first."""
     with in_turn():  # torch.fx traces the modules of a graph anew
         return _Unpickler(io.BytesIO(bundle), tensors).load()
 
@@ -88,7 +88,7 @@ def _named_tensors(stage: StageModule) -> Iterator[tuple[str, Tensor]]:
 
 
 CONSTANT = "constant:"
-"""What the names of tensors begin with that are neither parameters nor buffers of the stage."""
+"""The beginning of the names of tensors that are neither parameters nor buffers of the stage."""
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -226,7 +226,7 @@ _INSTALLED = ("funcpipe", "torch", "numpy")
 
 
 def is_user_module(module: ModuleType) -> bool:
-    """Whether `module` comes from a file that other machines may not have."""
+    """Return whether `module` comes from a file that other machines may not have."""
     name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
     if file is None or name.partition(".")[0] in _INSTALLED or sys.modules.get(name) is not module:
         return False

@@ -1,4 +1,9 @@
-"""Cut a layer graph into stages, and match a plan's stages with its layers."""
+"""Cut a layer graph into stages, as a plan says, and a model in eval mode where the plan cuts it in training.
+
+Code may do something else in eval mode: an auxiliary head is left out, a dropout is no node any more. So the model is
+traced once more, and each layer goes to the stage that holds the layer of its name in training; a layer that training
+does not have goes with the layer before it.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -7,7 +12,7 @@ import torch.fx
 from torch import Tensor, nn
 
 from funcpipe.core import Plan
-from funcpipe.errors import PlanError
+from funcpipe.errors import ModelError, PlanError
 from funcpipe.model.graph.program import WHOLE, attribute, compile_nodes, is_inside, plain
 from funcpipe.model.graph.symbols import Symbol
 from funcpipe.model.graph.values import Carried, Crossing, Layer, LayerGraph, Value
@@ -140,7 +145,7 @@ def _program(graph: LayerGraph, first: int, stop: int) -> StageProgram:
 def _source(
     graph: LayerGraph, symbol: Symbol, placeholders: Collection[str], received: Sequence[Crossing]
 ) -> tuple[str, int]:
-    """Where a stage reads a free size of the inputs: the model input or received value, and the dimension."""
+    """The model input or received value from which a stage reads a free size of the inputs, and the dimension."""
     assert graph.signature.checks is not None
     for name in placeholders:
         if symbol.name in graph.signature.checks.sizes[name]:
@@ -155,7 +160,7 @@ def _source(
 def _claims(
     graph: LayerGraph, sent: Sequence[Crossing], values: Mapping[str, Value]
 ) -> tuple[tuple[str, int, str], ...]:
-    """Where a stage sends free sizes that other stages may read: a value, its dimension, the node of the size."""
+    """The free sizes that a stage sends and other stages may read: a value, its dimension, the node of the size."""
     nodes = {item.meta["symbol"].name: item.name for item in graph.module.graph.nodes if "symbol" in item.meta}
     names = [name for item in sent for name in item.names if name is not None]
     return tuple(
@@ -198,7 +203,7 @@ def _other_names(graph: LayerGraph, held: Collection[str]) -> dict[str, str]:
 
 
 def _carried(graph: LayerGraph, layers: Sequence[Layer], held: Mapping[str, Tensor]) -> Carried:
-    """What the `layers`, which hold the tensors `held`, leave from one forward to the next."""
+    """The state that the `layers`, which hold the tensors `held`, leave from one forward to the next."""
     called = [str(node.target) for layer in layers for node in layer.nodes if node.op == "call_module"]
     blocks = tuple(
         path for path in graph.carried.blocks if any(outer == WHOLE or is_inside(path, outer) for outer in called)
@@ -240,3 +245,48 @@ def _attach(stage: StageModule, target: str, item: Any, *, is_saved: bool = True
             owner._non_persistent_buffers_set.add(name)
     else:
         setattr(owner, name, item)
+
+
+def matched_bounds(graph: LayerGraph, plan: Plan) -> tuple[tuple[int, int], ...]:
+    """The layers of `graph`, a model in eval mode, in each stage of `plan`, which was made for the model in training.
+
+    Raises PlanError if a stage has no layers in eval mode, or the layers come in another order.
+    """
+    stage_of = {name: number for number, stage in enumerate(plan.stages) for name in stage.layers}
+    chosen: list[int] = []
+    for layer in graph.layers:
+        before = chosen[-1] if chosen else 0
+        own = stage_of.get(layer.name, before)
+        if own < before:
+            raise PlanError(
+                f"{graph.name} cannot be evaluated by this plan: in eval mode, layer {layer.name!r} of stage {own} "
+                f"comes after layers of stage {before}; plan with both in one stage (together=), or with one stage"
+            )
+        chosen.append(own)
+    empty = sorted(set(range(len(plan.stages))) - set(chosen))
+    if empty:
+        layers = plan.stages[empty[0]].layers
+        raise PlanError(
+            f"{graph.name} cannot be evaluated by this plan: in eval mode, stage {empty[0]} ({layers[0]!r} to "
+            f"{layers[-1]!r}) has no layers; profile this model and plan again, with fewer stages"
+        )
+    starts = [chosen.index(number) for number in range(len(plan.stages))]
+    return tuple(zip(starts, [*starts[1:], len(chosen)], strict=True))
+
+
+def check_shared(stages: Sequence[StageModule], trained: Sequence[StageModule]) -> None:
+    """Raise ModelError unless each of `stages`, in eval mode, uses only tensors that its stage in training holds."""
+    for number, (stage, own) in enumerate(zip(stages, trained, strict=True)):
+        held = {id(tensor) for tensor in (*own.parameters(), *own.buffers())}
+        named = (*stage.named_parameters(remove_duplicate=False), *stage.named_buffers(remove_duplicate=False))
+        missing = [name for name, tensor in named if id(tensor) not in held and _is_trained(tensor, trained)]
+        if missing:
+            raise ModelError(
+                f"in eval mode, stage {number} of the model uses {missing[0]}, which it does not hold in training; "
+                "use it in training in the same module, or plan with all that use it in one stage"
+            )
+
+
+def _is_trained(tensor: object, trained: Sequence[StageModule]) -> bool:
+    """Return whether a tensor changes in training, as those of all stages do; others stay as they were uploaded."""
+    return any(tensor is other for stage in trained for other in (*stage.parameters(), *stage.buffers()))

@@ -1,22 +1,29 @@
-"""One stage of a model: a module with its own layers and nothing else."""
+"""One stage of a model: a module with its own layers and nothing else; the last one also holds modules of its loss.
 
-from collections.abc import Iterator, Mapping
+What a loss holds that is trained with the last stage, or that its calls change, is a module beside the stage's own. Its
+names are those of the loss below "<loss>", which no module of a user's has:
+
+    loss.head.weight    ->    <loss>.head.weight
+"""
+
+import contextlib
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from funcpipe.model.draws import is_from_torch
-from funcpipe.model.graph.expectations import expect_sizes
 from funcpipe.model.graph.modes import set_mode
-from funcpipe.model.graph.program import WHOLE, Call, attribute, resolve, run
+from funcpipe.model.graph.node_functions import expect_sizes
+from funcpipe.model.graph.program import WHOLE, Call, attribute, is_inside, resolve, run, share_contents
+from funcpipe.model.graph.reachable import reaches
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried, Crossing, Statistic, Value
-from funcpipe.model.graph.whole_model import share_contents
 from funcpipe.model.tensors import Tree, copied, flatten
 
 LOSS = "<loss>"
-"""Where the last stage holds what its loss trains and keeps; no module of a user's can have this path."""
+"""The path at which the last stage holds the modules of its loss; no module of a user's can have it."""
 
 
 @dataclass(frozen=True)
@@ -29,7 +36,7 @@ class LayerProgram:
 
 @dataclass(frozen=True)
 class StageProgram:
-    """What a stage runs: its layers in order, the values it receives and sends, and the leaves of the model's output.
+    """The program of a stage: its layers in order, the values it receives and sends, the leaves of the model's output.
 
     `placeholders` maps model inputs to their nodes; `symbols` maps the nodes of free sizes, such as the batch size, to
     where they are read: an input or received value, and its dimension. `claims` are dimensions of sent values that are
@@ -111,7 +118,7 @@ class StageModule(nn.Module):
 
     @property
     def may_draw_backwards(self) -> bool:
-        """Whether a backward may draw random numbers: code of the user's runs there again under its own checkpoints."""
+        """Return whether a backward may draw random numbers: under checkpoints, the user's code runs there again."""
         seeded = [call for layer in self.program.layers for call in layer.calls if call.draws is not None]
         modules = [attribute(self, call.target) for call in seeded if call.op == "call_module"]
         return any(not is_from_torch(module) for module in modules)
@@ -204,3 +211,102 @@ def _packed(crossing: Crossing, value: Any) -> list[tuple[str, Tensor]]:
 
 def _names(crossings: tuple[Crossing, ...]) -> tuple[str, ...]:
     return tuple(name for crossing in crossings for name in crossing.names if name is not None)
+
+
+T = TypeVar("T")
+
+_BELOW = f"{LOSS}."
+
+_SHOWN = 4
+
+
+def trained_by(loss: Callable[..., Any]) -> dict[str, nn.Parameter]:
+    """The trainable parameters that `loss` reaches, by name: those of a module in its order, each once."""
+    found: dict[int, tuple[str, nn.Parameter]] = {}
+    for path, value in reaches(loss):
+        if isinstance(value, nn.Module):
+            for name, parameter in value.named_parameters(prefix=path):
+                found.setdefault(id(parameter), (name, parameter))
+        elif isinstance(value, nn.Parameter):
+            found.setdefault(id(value), (path, value))
+    return {_BELOW + name: parameter for name, parameter in found.values() if parameter.requires_grad}
+
+
+def hold(loss: Callable[..., Any], blocks: Collection[str] = ()) -> nn.Module:
+    """A module with the very parameters that `loss` trains, and its modules at the paths `blocks` as they are."""
+    if LOSS in blocks:
+        assert isinstance(loss, nn.Module), "only modules are blocks"
+        return loss
+    holder, values = nn.Module(), dict(reaches(loss)) if blocks else {}
+    for block in blocks:
+        _owner(holder, block)._modules[block.rpartition(".")[2]] = values[block.removeprefix(_BELOW)]
+    for name, parameter in trained_by(loss).items():
+        if not any(is_inside(name, block) for block in blocks):
+            _owner(holder, name)._parameters[name.rpartition(".")[2]] = parameter
+    return holder
+
+
+def attach_loss(stage: StageModule, loss: Callable[..., Any], carried: Carried) -> None:
+    """Let the last `stage` have what `loss` trains, and what its calls leave for the next ones as `carried` says."""
+    if not carried.names and not trained_by(loss):
+        return
+    holder, own = hold(loss, carried.blocks), stage.carried
+    vars(stage)[LOSS] = holder
+    stage.training_modes |= {name: module.training for name, module in holder.named_modules(prefix=LOSS)}
+    stage.carried = Carried(
+        blocks=(*own.blocks, *carried.blocks),
+        attributes=(*own.attributes, *carried.attributes),
+        buffers=(*own.buffers, *carried.buffers),
+    )
+
+
+def modules_of(loss: Callable[..., Any] | None) -> list[nn.Module]:
+    """The modules that `loss` reaches, those inside others too."""
+    return [value for _, value in reaches(loss) if isinstance(value, nn.Module)]
+
+
+@contextlib.contextmanager
+def in_eval_mode(loss: Callable[..., Any] | None) -> Iterator[None]:
+    """Within this context, the modules that `loss` reaches are in eval mode."""
+    modules = modules_of(loss)
+    modes = [module.training for module in modules]
+    for module in modules:
+        module.training = False
+    try:
+        yield
+    finally:
+        for module, mode in zip(modules, modes, strict=True):
+            module.training = mode
+
+
+def kept_names(carried: Carried) -> str:
+    """The state that calls of a loss leave for the next ones, for a message."""
+    names = list(of_loss(dict.fromkeys(carried.names)))
+    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+
+
+def block_names(names: Iterable[str]) -> tuple[str, ...]:
+    """Those of `names`, of blocks of the last stage, that are the loss's."""
+    return tuple(name for name in names if is_inside(name, LOSS))
+
+
+def of_model(named: Mapping[str, T]) -> dict[str, T]:
+    """Those of `named` that are the model's own."""
+    return {name: value for name, value in named.items() if not is_inside(name, LOSS)}
+
+
+def of_loss(named: Mapping[str, T]) -> dict[str, T]:
+    """Those of `named` that are the loss's, under the names that the loss has for them."""
+    return {name.removeprefix(LOSS).removeprefix("."): v for name, v in named.items() if is_inside(name, LOSS)}
+
+
+def below_loss(named: Mapping[str, T]) -> dict[str, T]:
+    """Those that the loss has `named`, under the names that a stage has for them."""
+    return {f"{_BELOW}{name}".rstrip("."): value for name, value in named.items()}
+
+
+def _owner(holder: nn.Module, name: str) -> nn.Module:
+    """The module in `holder` that is to have the entry `name`; those on the way are made."""
+    for part in name.removeprefix(_BELOW).split(".")[:-1]:
+        holder = holder._modules.setdefault(part, nn.Module())  # type: ignore[assignment]
+    return holder

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from funcpipe.errors import DataError
 from funcpipe.model.graph import LayerGraph, trace
-from funcpipe.model.graph.batch_sizes import check_batch_sizes
+from funcpipe.model.graph.equivalence import check_batch_sizes
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from funcpipe.errors import DataError, ModelError
 from funcpipe.model.graph import LayerGraph, trace
-from funcpipe.model.graph.batch_sizes import check_batch_sizes
+from funcpipe.model.graph.equivalence import check_batch_sizes
 from tests.model.graph.check import check, compare_with_model
 from tests.model.graph.models import CausalTransformer, ResidualNet
 

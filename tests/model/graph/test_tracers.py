@@ -13,7 +13,7 @@ from torch._ops import HigherOrderOperator
 
 from funcpipe.errors import DataError, ModelError
 from funcpipe.model.graph import export_tracer, trace
-from funcpipe.model.graph.batch_sizes import check_batch_sizes
+from funcpipe.model.graph.equivalence import check_batch_sizes
 from tests.model.graph.check import check
 
 

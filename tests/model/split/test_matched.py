@@ -9,7 +9,7 @@ from funcpipe.core import Plan, ScheduleKind, Sync, Wire
 from funcpipe.errors import ModelError, PlanError
 from funcpipe.model.graph import trace
 from funcpipe.model.split import split, stage_bounds
-from funcpipe.model.split.matched import check_shared, matched_bounds
+from funcpipe.model.split.cut import check_shared, matched_bounds
 from funcpipe.testing.plans import even_stages
 
 

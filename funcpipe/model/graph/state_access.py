@@ -1,14 +1,15 @@
-"""Find global variables that each forward of a model changes, such as a counter of steps, and refuse them.
+"""Find the state that a model's code uses while it runs: attributes of modules, and global variables.
 
-A graph repeats what a forward computes and not what it does to Python's variables; and each function has a copy of the
-user's modules of its own.
+A global variable that each forward changes, such as a counter of steps, is refused: a graph repeats what a forward
+computes and not what it does to Python's variables, and each function has a copy of the user's modules of its own.
 """
 
 import contextlib
 import functools
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from types import CodeType, FrameType, FunctionType, ModuleType
 from typing import Any, NamedTuple
 
@@ -16,9 +17,100 @@ import numpy as np
 from torch import Tensor, nn
 
 from funcpipe.errors import ModelError
-from funcpipe.model.graph.python_state import Contents, Nested, Object, comparable
+from funcpipe.model.graph.python_state import Contents, Nested, Object, Slot, comparable
 from funcpipe.model.graph.reachable import attributes, globals_named, user_classes
-from funcpipe.model.graph.user_code import find_line, is_user_code, is_users_file
+from funcpipe.model.graph.user_code import calling_user_code, find_line, is_user_code, is_users_file, with_code
+
+
+@dataclass(frozen=True)
+class Access:
+    """Code that read or wrote an attribute: the paths of the modules that were running, outermost first, and its line.
+
+    The outermost is the model itself, whose path is empty. `is_read` is false where a new value was assigned.
+    """
+
+    running: tuple[str, ...]
+    line: str
+    is_read: bool
+
+
+@contextlib.contextmanager
+def watched_attributes(model: nn.Module, slots: Collection[Slot]) -> Iterator[dict[Slot, list[Access]]]:
+    """Within this context, every access to one of `slots` through a module is added to what this yields."""
+    watch = _Watch(model, slots)
+    read, write, remove, run = object.__getattribute__, nn.Module.__setattr__, nn.Module.__delattr__, nn.Module.__call__
+
+    def getattribute(module: nn.Module, name: str) -> Any:
+        watch.note(module, name, is_read=True)
+        return read(module, name)
+
+    def setattribute(module: nn.Module, name: str, value: Any) -> None:
+        watch.note(module, name, is_read=False)
+        write(module, name, value)
+
+    def delattribute(module: nn.Module, name: str) -> None:
+        watch.note(module, name, is_read=True)
+        remove(module, name)
+
+    def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        with watch.inside(module):
+            return run(module, *args, **kwargs)
+
+    with contextlib.ExitStack() as patches:
+        for name, patch in (
+            ("__getattribute__", getattribute),
+            ("__setattr__", setattribute),
+            ("__delattr__", delattribute),
+            ("__call__", call),
+        ):
+            patches.enter_context(_patched(name, patch))
+        yield watch.found
+
+
+@contextlib.contextmanager
+def _patched(name: str, patch: Any) -> Iterator[None]:
+    """Replace a method of all modules."""
+    before = vars(nn.Module).get(name)
+    setattr(nn.Module, name, patch)
+    try:
+        yield
+    finally:
+        if before is None:
+            delattr(nn.Module, name)
+        else:
+            setattr(nn.Module, name, before)
+
+
+class _Watch:
+    """The accesses to some attributes so far, and the paths of the modules that are running."""
+
+    def __init__(self, model: nn.Module, slots: Collection[Slot]) -> None:
+        self.found: dict[Slot, list[Access]] = {slot: [] for slot in slots}
+        self._paths = {id(module): path for path, module in model.named_modules()}
+        self._names = {slot.attribute for slot in slots}
+        self._running: list[str] = []
+
+    def note(self, module: nn.Module, name: str, *, is_read: bool) -> None:
+        """Add an access by the code that called the caller, if it is one to look for."""
+        if name in self._names:
+            slot = Slot(self._paths.get(id(module), ""), name)
+            if slot in self.found:
+                self.found[slot].append(Access(tuple(self._running), _line(sys._getframe(2)), is_read))
+
+    @contextlib.contextmanager
+    def inside(self, module: nn.Module) -> Iterator[None]:
+        """While `module` runs; one that is not part of the model counts as the one that called it."""
+        self._running.append(self._paths.get(id(module), self._running[-1] if self._running else ""))
+        try:
+            yield
+        finally:
+            self._running.pop()
+
+
+def _line(frame: FrameType) -> str:
+    """File, line and code of the user's code that is running in `frame`, or called it."""
+    frame = calling_user_code(frame) or frame
+    return with_code(f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
 
 class Variable(NamedTuple):
@@ -118,7 +210,7 @@ def _enclosed(function: str) -> Variable:
 
 
 def _can_change(value: Any) -> bool:
-    """Whether a variable with this value may be one that a forward changes: a number, a container, an object."""
+    """Return whether a variable with this value may be one that a forward changes: a number, a container, an object."""
     if isinstance(value, FunctionType):
         return bool(value.__closure__ or value.__defaults__)
     if value is None or isinstance(value, bool | int | float | complex | str | Tensor):
@@ -137,7 +229,7 @@ def _is_users(kind: type) -> bool:
 
 
 def _differ(one: Any, other: Any) -> bool:
-    """Whether what two values hold differs. Objects that cannot be looked into count as the same."""
+    """Return whether what two values hold differs. Objects that cannot be looked into count as the same."""
     if isinstance(one, Nested) and isinstance(other, Nested) and one.kind is other.kind:
         pairs = zip(one.items, other.items, strict=False)
         return len(one.items) != len(other.items) or any(_differ(*pair) for pair in pairs)
