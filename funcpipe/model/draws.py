@@ -132,7 +132,7 @@ class Draws:
         """Have the call draw its own random numbers in this context; `seed` is that of run, step and micro-batch."""
         with SHARED_GENERATORS.computing():
             if len(self.names) > 1:
-                with SeededOperators(seed, self.names):
+                with _SeededOperators(seed, self.names):
                     yield
             else:
                 reseed(layer_seed(*seed, self.names[0]), self.generators)
@@ -197,7 +197,7 @@ class DrawingOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.count += 1
 
 
-class SeededOperators(DrawingOperators):  # type: ignore[no-untyped-call]
+class _SeededOperators(DrawingOperators):  # type: ignore[no-untyped-call]
     """Seeds the operators that draw under the given names, one after the other."""
 
     def __init__(self, seed: tuple[int, int, int], names: Sequence[str]) -> None:

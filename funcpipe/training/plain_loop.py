@@ -13,7 +13,8 @@ from torch.optim.lr_scheduler import ReduceLROnPlateau
 from funcpipe.core import Coupled, Interval, OnNan
 from funcpipe.model.draws import layer_seed, reseed
 from funcpipe.model.graph import LayerGraph
-from funcpipe.model.graph.isolation import Snapshot, without_caches
+from funcpipe.model.graph.isolation import Snapshot
+from funcpipe.model.graph.modes import without_caches
 from funcpipe.model.graph.program import autocast_to
 from funcpipe.model.split.stage import trained_by
 from funcpipe.model.tensors import flatten

@@ -1,9 +1,9 @@
 """Assemble a LayerGraph from a traced graph.
 
 - `cleanup` drops dead nodes, and reads tied parameters under the name nearest to the module that uses them.
-- `mark_draws` numbers the calls that draw random numbers: by these numbers they are seeded.
+- `_mark_draws` numbers the calls that draw random numbers: by these numbers they are seeded.
 - `resolve_sizes` (of `sizes`) computes sizes from the free sizes of the inputs.
-- `functionalize` has what reads a tensor after a write depend on the node that wrote.
+- `_functionalize` has what reads a tensor after a write depend on the node that wrote.
 - `layers_of` (of `layering`) groups the nodes into layers; `crossings_of` finds the values that pass between them.
 """
 
@@ -46,10 +46,10 @@ def assemble(
     that a forward leaves for the next one. The first dimension of the inputs `batched` is the batch.
     """
     model, module = request.model, traced.module
-    mark_draws(module, runs)
+    _mark_draws(module, runs)
     records = {name: symbols.at_sample([run[name] for run in runs]) for name in runs[0]}
     outputs, sizes = resolve_sizes(module, traced.outputs, runs, symbols, records)
-    outputs, inseparable = functionalize(module, outputs, records)
+    outputs, inseparable = _functionalize(module, outputs, records)
     changed = {id(attribute(model, name)) for name in request.changed}
     mark_replicated(module, records, changed)
     inseparable += _same_state(module, changed, stateful)
@@ -192,7 +192,7 @@ def _common_prefix(one: str, other: str) -> int:
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 
-def mark_draws(module: torch.fx.GraphModule, runs: Sequence[Mapping[str, NodeRecord]]) -> None:
+def _mark_draws(module: torch.fx.GraphModule, runs: Sequence[Mapping[str, NodeRecord]]) -> None:
     """Set `draws` in the meta of the nodes of `module` that draw, in the order of the user's code.
 
     `runs` are the records of its nodes for several inputs. Raises ModelError for a call whose draws cannot be
@@ -233,7 +233,7 @@ def _operators_that_draw(node: torch.fx.Node, records: Sequence[NodeRecord]) -> 
 Nodes = tuple[torch.fx.Node, torch.fx.Node]
 
 
-def functionalize(
+def _functionalize(
     module: torch.fx.GraphModule, outputs: Sequence[Any], records: dict[str, NodeRecord]
 ) -> tuple[tuple[Any, ...], list[Nodes]]:
     """Give every node that reads a tensor after a write an edge from the node that wrote.

@@ -39,7 +39,7 @@ def trace_eager(request: TraceRequest) -> Traced:
         builder.add(first, second)
     outputs = tuple(builder.argument(a, b) for a, b in zip(one.outputs, two.outputs, strict=True))
     builder.graph.output(outputs)
-    for what, inputs in extreme_inputs(request).items():
+    for what, inputs in _extreme_inputs(request).items():
         _compare_calls(request, one, inputs, what)
     root = {**one.attributes, **{path: request.model.get_submodule(path) for path in one.modules}}
     fixed = {name: _same_sizes(request, name) for name in request.signature.tensors}
@@ -52,7 +52,7 @@ def _same_sizes(request: TraceRequest, name: str) -> list[int]:
     return [dim for dim in range(1 if request.is_batched(name) else 0, len(two)) if one[dim] == two[dim]]
 
 
-def extreme_inputs(request: TraceRequest) -> dict[str, dict[str, Tensor]]:
+def _extreme_inputs(request: TraceRequest) -> dict[str, dict[str, Tensor]]:
     """Inputs like those of the first example that code which depends on data is likely to treat in another way, by a
     description.
     """

@@ -53,17 +53,17 @@ def example(
 ) -> Example:
     """Run the model itself on `inputs`, of so many `samples`: forward and, if `backward`, backward.
 
-    Without `samples`, the first dimension of the inputs tells. With `before` it runs on those inputs first, in the same
-    way, and goes on with the state that this leaves; unless `keep_buffers`, with the buffers as they were.
+    Without `samples`, that is the size of their first dimension. With `before` it runs on those inputs first, in the
+    same way, and goes on with the state that this leaves; unless `keep_buffers`, with the buffers as they were.
     """
 
     def forward(given: dict[str, Tensor]) -> list[Any]:
         args, kwargs = signature.arguments(given)
         return flatten_output(model(*args, **kwargs))[0]
 
-    ways = _Ways(seed, backward, saves_tensors, before, keep_buffers, reads_state=True)
-    count = samples or batch_of(inputs) or 1
-    return Example(inputs, seed, _result_of(model, forward, inputs, ways), saves_tensors, before, count)
+    ways = {"backward": backward, "saves_tensors": saves_tensors, "keep_buffers": keep_buffers}
+    found = _observation(model, forward, inputs, seed, before=before, reads_state=True, **ways)
+    return Example(inputs, seed, found, saves_tensors, before, samples or batch_of(inputs) or 1)
 
 
 def compare(
@@ -86,8 +86,9 @@ def compare(
 
     for i, one in enumerate(examples):
         try:
-            ways = _Ways(one.seed, one.result.gradients is not None, one.saves_tensors, one.before)
-            found = _result_of(model, forward, one.inputs, ways)
+            backward = one.result.gradients is not None
+            ways = {"backward": backward, "saves_tensors": one.saves_tensors}
+            found = _observation(model, forward, one.inputs, one.seed, before=one.before, **ways)
         except DataError:
             if i < 2:
                 raise
@@ -119,58 +120,57 @@ def _constants_change(one: Sequence[Any], two: Sequence[Any], last: Sequence[Any
     return any(a == b and a != c for a, b, c in zip(one, two, last, strict=True))
 
 
-def observation(
+def _observation(
     model: nn.Module,
     forward: Callable[[dict[str, Tensor]], list[Any]],
     inputs: Mapping[str, Tensor],
     seed: int,
     *,
-    saves_tensors: bool,
+    backward: bool = False,
+    saves_tensors: bool = False,
+    before: Mapping[str, Tensor] | None = None,
+    keep_buffers: bool = True,
+    reads_state: bool = False,
 ) -> Observation:
-    """Run `forward`, which computes what `model` does, on a copy of `inputs`; leaves no trace in the model."""
-    return _result_of(model, forward, inputs, _Ways(seed, backward=False, saves_tensors=saves_tensors))
+    """Run `forward`, which computes what `model` does, on a copy of `inputs`, in the way that `example` describes.
 
+    It leaves no trace in the model. The model's attributes are read if `reads_state`.
+    """
 
-@dataclass(frozen=True)
-class _Ways:
-    """The arguments of `example` that say how to run."""
+    def once(given: Mapping[str, Tensor], seed: int) -> Observation:
+        return _forward_and_backward(model, forward, given, seed, backward=backward, reads_state=reads_state)
 
-    seed: int
-    backward: bool
-    saves_tensors: bool = False
-    before: Mapping[str, Tensor] | None = None
-    keep_buffers: bool = True
-    reads_state: bool = False
-
-
-def _result_of(
-    model: nn.Module, forward: Callable[[dict[str, Tensor]], list[Any]], inputs: Mapping[str, Tensor], ways: _Ways
-) -> Observation:
-    with preserve_state(model), preserve_gradients(model), forward_only(ways.saves_tensors or ways.backward):
-        if ways.before is not None:
+    with preserve_state(model), preserve_gradients(model), forward_only(saves_tensors or backward):
+        if before is not None:
             old = _buffers(model)
-            _forward_and_backward(model, forward, ways.before, replace(ways, seed=ways.seed + 1))
-            if not ways.keep_buffers:
+            once(before, seed + 1)
+            if not keep_buffers:
                 _write_buffers(model, old)
-        return _forward_and_backward(model, forward, inputs, ways)
+        return once(inputs, seed)
 
 
 def _forward_and_backward(
-    model: nn.Module, forward: Callable[[dict[str, Tensor]], list[Any]], inputs: Mapping[str, Tensor], ways: _Ways
+    model: nn.Module,
+    forward: Callable[[dict[str, Tensor]], list[Any]],
+    inputs: Mapping[str, Tensor],
+    seed: int,
+    *,
+    backward: bool,
+    reads_state: bool,
 ) -> Observation:
     old = _buffers(model)
     versions = {name: (id(buffer), buffer._version) for name, buffer in model.named_buffers()}
-    reseed(ways.seed, GENERATORS)
+    reseed(seed, GENERATORS)
     leaves = forward({name: tensor.clone() for name, tensor in inputs.items()})
     generators = generator_states()
     buffers = {name: new.clone() for name, new in model.named_buffers() if not same(old.get(name), new)}
     written = {n for n, buffer in model.named_buffers() if versions.get(n) != (id(buffer), buffer._version)}
-    states = [read_state(model)] if ways.reads_state else []
-    gradients = _digests(model, leaves) if ways.backward else None
-    if ways.reads_state and ways.backward:
+    states = [read_state(model)] if reads_state else []
+    gradients = _digests(model, leaves) if backward else None
+    if reads_state and backward:
         states.append(read_state(model))
     forward_left = {**old, **buffers}
-    late = {n: new.clone() for n, new in model.named_buffers() if ways.backward and not same(forward_left.get(n), new)}
+    late = {n: new.clone() for n, new in model.named_buffers() if backward and not same(forward_left.get(n), new)}
     kept = tuple(leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves)
     return Observation(kept, generators, buffers, gradients, frozenset(written & versions.keys()), tuple(states), late)
 
@@ -271,7 +271,7 @@ def _check(
                 "batch and micro-batches that divide the number of samples"
             ) from error
         saves_tensors = plainly.saves_tensors
-        found = observation(model, lambda tensors: _outputs(graph, tensors), given, size, saves_tensors=saves_tensors)
+        found = _observation(model, lambda tensors: _outputs(graph, tensors), given, size, saves_tensors=saves_tensors)
     difference = difference_of(found, plainly.result)
     if difference is not None:
         raise ModelError(

@@ -49,7 +49,7 @@ def trace_export(request: TraceRequest) -> Traced:
     with _called_with_tensors(request) as output, silenced, gradient_code_refused(), _Limited():
         program = torch.export.export(request.model, tensors, dynamic_shapes=dynamic, strict=False)
     exported = program.module(check_guards=False)
-    dissolve_scopes(exported)
+    _dissolve_scopes(exported, no_grad=False, autocast=autocast_state())
     graph = exported.graph
     modules = dict(request.model.named_modules(remove_duplicate=False))
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -154,23 +154,16 @@ def _called_with_tensors(request: TraceRequest) -> Iterator[_Output]:
             vars(model)["forward"] = own
 
 
-def dissolve_scopes(exported: torch.fx.GraphModule) -> None:
-    """Put the nodes of each region in its place, and note at each node what holds there: `no_grad` and `autocast`.
-
-    Outside of all regions gradients are on, and autocast is what it is now.
-    """
-    _dissolve(exported, no_grad=False, autocast=autocast_state())
-
-
-def _dissolve(module: torch.fx.GraphModule, *, no_grad: bool, autocast: Autocast) -> None:
+def _dissolve_scopes(module: torch.fx.GraphModule, *, no_grad: bool, autocast: Autocast) -> None:
+    """Put the nodes of each region in its place, and note what holds at each node; outside, the given state holds."""
     for node in list(module.graph.nodes):
         if node.target is wrap_with_set_grad_enabled:
             enabled, region, *given = node.args
-            _dissolve(_of(module, region), no_grad=not enabled, autocast=autocast)
+            _dissolve_scopes(_of(module, region), no_grad=not enabled, autocast=autocast)
         elif node.target is wrap_with_autocast:
             device, dtype, enabled, _, region, *given = node.args
             inside = changed_autocast(autocast, device, dtype, enabled=enabled)
-            _dissolve(_of(module, region), no_grad=no_grad, autocast=inside)
+            _dissolve_scopes(_of(module, region), no_grad=no_grad, autocast=inside)
         else:
             node.meta |= {"no_grad": no_grad, "autocast": autocast}
             continue

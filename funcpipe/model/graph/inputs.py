@@ -81,13 +81,9 @@ def needed_guards(guards: Sequence[str], compared: Sequence[Sizes]) -> tuple[str
     Tracers take for granted that nothing has the size 1, as it would be broadcast. That a graph agrees with the model
     all the same is known where both were `compared` for inputs for which such a guard does not hold.
     """
-    known = {guard for guard in guards if is_of_ones(guard) and not all(holds(guard, sizes) for sizes in compared)}
+    of_ones = [guard for guard in guards if guard.endswith((" != 1", " >= 2"))]
+    known = {guard for guard in of_ones if not all(holds(guard, sizes) for sizes in compared)}
     return tuple(guard for guard in guards if guard not in known)
-
-
-def is_of_ones(guard: str) -> bool:
-    """Return whether a guard only says that something has not the size 1."""
-    return guard.endswith((" != 1", " >= 2"))
 
 
 def holds(guard: str, sizes: Sizes) -> bool:

@@ -5,7 +5,6 @@ Code that tries something of the user's, pickles or loads code does so `in_turn`
 
 import contextlib
 import functools
-import logging
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator
@@ -101,37 +100,6 @@ def _hooks_of(parameter: nn.Parameter) -> list[dict[int, Any] | None]:
 
 
 @contextlib.contextmanager
-def without_torch_logs() -> Iterator[None]:
-    """Keep torch's own log from the user: tracers try what may fail, and say themselves what has failed."""
-    loggers = [logging.getLogger(name) for name in ("torch", *logging.Logger.manager.loggerDict)]
-    handlers = [
-        handler for logger in loggers if logger.name.partition(".")[0] == "torch" for handler in logger.handlers
-    ]
-
-    def reject(record: logging.LogRecord) -> bool:
-        return False
-
-    for handler in handlers:
-        handler.addFilter(reject)
-    try:
-        yield
-    finally:
-        for handler in handlers:
-            handler.removeFilter(reject)
-
-
-@contextlib.contextmanager
-def as_if_exporting() -> Iterator[None]:
-    """Tell code that asks torch for it that it is exported: many models then take no shortcuts that depend on data."""
-    flags = torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag
-    torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = True
-    try:
-        yield
-    finally:
-        torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag = flags
-
-
-@contextlib.contextmanager
 def forward_only(saves_tensors: bool) -> Iterator[None]:
     """Turn gradients on, which tells what requires one, but save no tensors for a backward pass, unless the forward
     needs them itself.
@@ -141,20 +109,6 @@ def forward_only(saves_tensors: bool) -> Iterator[None]:
         if not saves_tensors:
             stack.enter_context(torch.autograd.graph.saved_tensors_hooks(lambda tensor: None, lambda nothing: nothing))
         yield
-
-
-@contextlib.contextmanager
-def without_caches(model: nn.Module) -> Iterator[None]:
-    """Turn `use_cache` off in the configurations of the model's modules: caches serve generation only."""
-    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
-    with_cache = [config for config in configs if getattr(config, "use_cache", None) is True]
-    for config in with_cache:
-        config.use_cache = False
-    try:
-        yield
-    finally:
-        for config in with_cache:
-            config.use_cache = True
 
 
 class Snapshot:

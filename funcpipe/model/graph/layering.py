@@ -45,7 +45,7 @@ def layers_of(
         )
     title = type(model).__name__
     groups = _merged(_divided(_groups(nodes, title), module, title), inseparable)
-    reads = replicated_reads(module.graph)
+    reads = _replicated_reads(module.graph)
     layers = []
     for i, (name, members) in enumerate(groups):
         used = [item for node in members for item in node.all_input_nodes]
@@ -203,7 +203,7 @@ def mark_replicated(module: torch.fx.GraphModule, records: Mapping[str, NodeReco
             constant.add(node)
 
 
-def replicated_reads(graph: torch.fx.Graph) -> Reads:
+def _replicated_reads(graph: torch.fx.Graph) -> Reads:
     """The replicated nodes of `graph`, and for each those that it reads."""
     reads: dict[torch.fx.Node, list[torch.fx.Node]] = {}
     for node in graph.nodes:

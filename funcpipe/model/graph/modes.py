@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from funcpipe.errors import ModelError
-from funcpipe.model.graph.isolation import Snapshot, without_caches
+from funcpipe.model.graph.isolation import Snapshot
 from funcpipe.model.graph.python_state import read_state
 from funcpipe.model.graph.user_code import source_location
 from funcpipe.model.tensors import digest
@@ -151,3 +151,17 @@ def _undone(model: nn.Module) -> Iterator[None]:
         snapshot.restore()
         for parameter, flag in flags:
             parameter.requires_grad_(flag)
+
+
+@contextlib.contextmanager
+def without_caches(model: nn.Module) -> Iterator[None]:
+    """Turn `use_cache` off in the configurations of the model's modules: caches serve generation only."""
+    configs: list[Any] = [getattr(module, "config", None) for module in model.modules()]
+    with_cache = [config for config in configs if getattr(config, "use_cache", None) is True]
+    for config in with_cache:
+        config.use_cache = False
+    try:
+        yield
+    finally:
+        for config in with_cache:
+            config.use_cache = True

@@ -10,6 +10,7 @@ the same names, while it is traced. Code that branches or loops on the result ca
 import contextlib
 import dis
 import functools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -30,13 +31,13 @@ def refuse_unrecordable(func: Any, name: str, given: list[Tensor]) -> None:
     """Raise Unrecordable if a call of `func` has effects that no node of a graph can repeat."""
     if name == "__set__" and func.__self__.__name__ != "requires_grad":
         raise Unrecordable(f"an assignment to .{func.__self__.__name__} cannot be recorded")
-    if is_about_gradients(func, name):
+    if _is_about_gradients(func, name):
         raise Unrecordable(f"{name}() in a forward pass cannot be recorded")
     if any(torch._C._functorch.is_functorch_wrapped_tensor(tensor) for tensor in given):
         raise Unrecordable("transforms of torch.func cannot be recorded")
 
 
-def is_about_gradients(func: Any, name: str) -> bool:
+def _is_about_gradients(func: Any, name: str) -> bool:
     """Return whether a function computes gradients, or changes how they are computed."""
     if name in ("register_hook", "register_post_accumulate_grad_hook", "backward"):
         return True
@@ -216,3 +217,34 @@ def attributes_restored(model: nn.Module) -> Iterator[None]:
         for name in set(vars(model)) - before:
             if isinstance(vars(model)[name], Tensor):
                 delattr(model, name)
+
+
+@contextlib.contextmanager
+def as_if_exporting() -> Iterator[None]:
+    """Tell code that asks torch for it that it is exported: many models then take no shortcuts that depend on data."""
+    flags = torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag
+    torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag = flags
+
+
+@contextlib.contextmanager
+def without_torch_logs() -> Iterator[None]:
+    """Keep torch's own log from the user: tracers try what may fail, and say themselves what has failed."""
+    loggers = [logging.getLogger(name) for name in ("torch", *logging.Logger.manager.loggerDict)]
+    handlers = [
+        handler for logger in loggers if logger.name.partition(".")[0] == "torch" for handler in logger.handlers
+    ]
+
+    def reject(record: logging.LogRecord) -> bool:
+        return False
+
+    for handler in handlers:
+        handler.addFilter(reject)
+    try:
+        yield
+    finally:
+        for handler in handlers:
+            handler.removeFilter(reject)

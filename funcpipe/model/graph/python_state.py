@@ -39,7 +39,7 @@ class Slot(NamedTuple):
 State = Mapping[Slot, Any]
 """The value of each attribute, as what can be compared: numbers and strings with their types, and the classes below."""
 
-PLAIN_CONTAINERS = (list, tuple, dict, set, deque, torch.Size)
+_PLAIN_CONTAINERS = (list, tuple, dict, set, deque, torch.Size)
 """Containers of plain data, by their exact types."""
 
 
@@ -90,12 +90,12 @@ def read_state(model: nn.Module) -> State:
     known: dict[int, tuple[Any, Any]] = {}
     found: dict[Slot, Any] = {}
     for path, module in model.named_modules():
-        for name, value in attributes_of(module):
+        for name, value in _attributes_of(module):
             found[Slot(path, name)] = comparable(value, known)
     return found
 
 
-def attributes_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
+def _attributes_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
     """All attributes of `module` itself, and what the user's code may keep in its class, by name."""
     yield from plain_attributes(module).items()
     yield "training", module.training
@@ -105,14 +105,14 @@ def attributes_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
     for name in _HOOKS:
         if vars(module).get(name):
             yield name, list(vars(module)[name].values())
-    yield from class_values(module)
+    yield from _class_values(module)
 
 
-def class_values(value: Any) -> Iterator[tuple[str, Any]]:
+def _class_values(value: Any) -> Iterator[tuple[str, Any]]:
     """The numbers and plain containers in the class of `value` that code may change there."""
     for kind in user_classes(value):
         for name, item in vars(kind).items():
-            if not name.startswith("__") and type(item) in (*PLAIN_CONTAINERS, *_NUMBERS):
+            if not name.startswith("__") and type(item) in (*_PLAIN_CONTAINERS, *_NUMBERS):
                 yield f"{kind.__name__}.{name}", item
 
 
@@ -133,13 +133,8 @@ _FIXED = (
 """Types that are compared by identity. Random number generators of a model's own are refused by what they draw."""
 
 
-def comparable(value: Any, known: dict[int, tuple[Any, Any]]) -> Any:
+def comparable(value: Any, known: dict[int, tuple[Any, Any]], depth: int = 0) -> Any:
     """`value` as what can be kept and compared; objects met before are in `known`, by identity."""
-    return _value(value, known, 0)
-
-
-def _value(value: Any, known: dict[int, tuple[Any, Any]], depth: int) -> Any:
-    """`value` in comparable form; objects met before are in `known`, by identity."""
     kind = type(value)
     if kind in _NUMBERS:
         return (kind, repr(value)) if kind in (float, complex) else (kind, value)
@@ -155,11 +150,11 @@ def _value(value: Any, known: dict[int, tuple[Any, Any]], depth: int) -> Any:
 
 def _inside(value: Any, known: dict[int, tuple[Any, Any]], depth: int) -> Any:
     if isinstance(value, Tensor):
-        return Contents(value.detach().clone(), value.grad_fn is not None)
+        return _contents(value)
     items = _items(value)
     if items is None:
         return _opaque(value)
-    return Nested(type(value), tuple(_value(item, known, depth) for item in items))
+    return Nested(type(value), tuple(comparable(item, known, depth) for item in items))
 
 
 def _items(value: Any) -> list[Any] | None:
@@ -196,7 +191,7 @@ def why_not_plain(value: Any) -> str | None:
     if isinstance(value, Contents):
         return "a tensor with its autograd history" if value.has_history else None
     if isinstance(value, Nested):
-        if value.kind not in PLAIN_CONTAINERS:
+        if value.kind not in _PLAIN_CONTAINERS:
             return f"a {value.kind.__name__}"
         return next((reason for item in value.items if (reason := why_not_plain(item))), None)
     if isinstance(value, Object):
@@ -233,10 +228,10 @@ def differing(one: State, other: State) -> list[Slot]:
 
 def _parts(value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, nn.Module):
-        yield from attributes_of(value)
+        yield from _attributes_of(value)
     elif not isinstance(value, list | tuple | dict | set | frozenset | Tensor):  # which are values of what holds them
         yield from ((name, part) for name, part in named_parts(value) if not isinstance(part, FunctionType))
-        yield from class_values(value)
+        yield from _class_values(value)
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -23,16 +23,16 @@ from funcpipe.model.graph.user_code import is_written_here
 DEPTH = 8
 """The depth to which containers may be nested below a module's attributes."""
 
-LEAVES = (str, bytes, int, float, complex, bool, type(None), type, BuiltinFunctionType, ModuleType, nn.Parameter)
+_LEAVES = (str, bytes, int, float, complex, bool, type(None), type, BuiltinFunctionType, ModuleType, nn.Parameter)
 """Types of objects that cannot change in place, or whose parts do not matter."""
 OWN = frozenset(vars(nn.Module()))
 """The attributes that every module has."""
 
 
 def reachable(roots: Iterable[Any], seen: dict[int, Any], depth: int = 0) -> Iterator[Any]:
-    """The `roots` and all that they lead to, besides `LEAVES`: each once, and nothing that `seen` has by its id."""
+    """The `roots` and all that they lead to, besides `_LEAVES`: each once, and nothing that `seen` has by its id."""
     for value in roots:
-        if isinstance(value, LEAVES) or id(value) in seen or depth > DEPTH:
+        if isinstance(value, _LEAVES) or id(value) in seen or depth > DEPTH:
             continue
         seen[id(value)] = value
         yield value
@@ -128,7 +128,7 @@ def named_parts(value: Any) -> Iterator[tuple[str, Any]]:
     """The parts of `value` by name: items of containers by their keys or numbers, the variables of functions."""
     if isinstance(value, BuiltinFunctionType) and not isinstance(value.__self__, ModuleType | type(None)):
         yield "__self__", value.__self__  # of a method such as list.append
-    if isinstance(value, (*LEAVES, Tensor)):
+    if isinstance(value, (*_LEAVES, Tensor)):
         return
     if isinstance(value, dict):
         yield from ((str(key), item) for key, item in dict.items(value))
@@ -217,7 +217,7 @@ def _slots(value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _is_leaf(value: Any) -> bool:
-    return isinstance(value, LEAVES) and not isinstance(value, nn.Parameter | BuiltinFunctionType)
+    return isinstance(value, _LEAVES) and not isinstance(value, nn.Parameter | BuiltinFunctionType)
 
 
 def _identity(value: Any) -> int:

@@ -50,7 +50,7 @@ def changed_buffers(
     if not norms:
         _refuse_changes_in_backward(model, late)
         return ChangedBuffers((), tuple(sorted(changed)))
-    trial = StatisticsTrial(model, signature, examples, norms)
+    trial = _StatisticsTrial(model, signature, examples, norms)
     reason = trial.reader()
     found = [] if reason else [statistic for norm in norms if (statistic := trial.statistic(norm)) is not None]
     known = {name for item in found for name in item.buffers}
@@ -152,7 +152,7 @@ class _Run:
         return 0.0 if name is None else float(self.after(name)) - float(self.before[name])
 
 
-class StatisticsTrial:
+class _StatisticsTrial:
     """Runs of a model from its own statistics and from others, for the same inputs and seeds.
 
     `norms` are all that hold statistics which one of the `examples` has changed; the first of these has a backward.

@@ -113,7 +113,7 @@ def _line(frame: FrameType) -> str:
     return with_code(f"{frame.f_code.co_filename}:{frame.f_lineno}")
 
 
-class Variable(NamedTuple):
+class _Variable(NamedTuple):
     """A variable that outlives a forward, in words, and the name for an attribute that could hold its value instead."""
 
     title: str
@@ -149,7 +149,7 @@ def refuse_changing_globals(model: nn.Module, forward: Callable[[], Any]) -> Non
             raise ModelError(_refusal(model, forward, variable, variables[variable]))
 
 
-def _refusal(model: nn.Module, forward: Callable[[], Any], variable: Variable, read: Read) -> str:
+def _refusal(model: nn.Module, forward: Callable[[], Any], variable: _Variable, read: Read) -> str:
     start = comparable(read(), {})
     line = find_line(model, forward, lambda: _differ(start, comparable(read(), {})))
     return (
@@ -176,7 +176,7 @@ def _touched_code() -> Iterator[dict[CodeType, dict[str, Any]]]:
         sys.settrace(before)
 
 
-def _variables(model: nn.Module, touched: Mapping[CodeType, dict[str, Any]]) -> Iterator[tuple[Variable, Read]]:
+def _variables(model: nn.Module, touched: Mapping[CodeType, dict[str, Any]]) -> Iterator[tuple[_Variable, Read]]:
     """All variables that the code may change, by the names that it refers to."""
     for code, namespace in touched.items():
         home = str(namespace.get("__name__"))
@@ -195,18 +195,18 @@ def _variables(model: nn.Module, touched: Mapping[CodeType, dict[str, Any]]) -> 
                 yield _enclosed(f"{kind.__name__}.{name}"), functools.partial(vars(kind).get, name)
 
 
-def _in_namespace(namespace: Mapping[str, Any], names: Iterable[str], home: str) -> Iterator[tuple[Variable, Read]]:
+def _in_namespace(namespace: Mapping[str, Any], names: Iterable[str], home: str) -> Iterator[tuple[_Variable, Read]]:
     for name in names:
         value = namespace.get(name)
         if name in namespace and _can_change(value):
             title = f"the global variable {name} of {home}"
             is_function = isinstance(value, FunctionType)
-            variable = _enclosed(f"{home}.{name}") if is_function else Variable(title, name.lower())
+            variable = _enclosed(f"{home}.{name}") if is_function else _Variable(title, name.lower())
             yield variable, functools.partial(namespace.get, name)
 
 
-def _enclosed(function: str) -> Variable:
-    return Variable(f"a default value or an enclosed variable of {function}", "state")
+def _enclosed(function: str) -> _Variable:
+    return _Variable(f"a default value or an enclosed variable of {function}", "state")
 
 
 def _can_change(value: Any) -> bool:

@@ -1,4 +1,17 @@
-"""`trace`: an ordinary module and a sample of its inputs become a graph of layers."""
+"""`trace`: an ordinary module and a sample of its inputs become a graph of layers.
+
+    code of a forward           nodes               layers        stages of a plan
+    x = self.embed(ids)         embed               embed         0
+    x = x + self.position       position, add         |           |
+    x = self.block(x)           block               block         |
+    x = F.relu(x)               relu                  |           |    -- value "relu" -->    <-- its gradient --
+    return self.head(x)         head                head          1
+
+The model runs on small batches of several sizes (`runs`). The tracers make graphs of it, one after the other: torch.fx
+is the fastest, torch.export follows sizes that fx cannot, the eager tracer records any code, of which it keeps the
+parts that it cannot record as blocks. The first graph that computes what the model did in all runs, with the same
+random numbers, buffers and gradients (`equivalence`), is taken, and its nodes are grouped into layers (`assemble`).
+"""
 
 import logging
 import warnings
@@ -25,17 +38,11 @@ from funcpipe.model.graph.eager_tracer import NonTorchRandomness
 from funcpipe.model.graph.equivalence import Example, compare, example
 from funcpipe.model.graph.fx_tracer import trace_fx
 from funcpipe.model.graph.inputs import Collated, holds, needed_guards, signature_of
-from funcpipe.model.graph.isolation import (
-    as_if_exporting,
-    forward_only,
-    preserve_state,
-    tried_in_turn,
-    without_torch_logs,
-)
+from funcpipe.model.graph.isolation import forward_only, preserve_state, tried_in_turn
 from funcpipe.model.graph.model_checks import check_model, tied_names
 from funcpipe.model.graph.modes import WAS_IN_EVAL_MODE, check_modes, evaluation_mode, training_mode
 from funcpipe.model.graph.observations import NodeRecord, difference_of
-from funcpipe.model.graph.patches import CHECKPOINTS, transparent_checkpoints
+from funcpipe.model.graph.patches import CHECKPOINTS, as_if_exporting, transparent_checkpoints, without_torch_logs
 from funcpipe.model.graph.program import attribute, autocast_to
 from funcpipe.model.graph.python_state import read_state
 from funcpipe.model.graph.running_statistics import changed_buffers, within_blocks

@@ -150,7 +150,7 @@ def _defining_module(variable: ContextVar[Any]) -> tuple[str, str] | tuple[()]:
     """The installed module that defines `variable`, and its name there: hooks of packages refer to such variables."""
     for module_name, module in list(sys.modules.items()):
         for name, item in vars(module).items() if isinstance(module, ModuleType) else ():
-            if item is variable and not is_user_module(module):
+            if item is variable and not _is_user_module(module):
                 return module_name, name
     return ()
 
@@ -183,7 +183,7 @@ def _operator_module(name: str) -> str | None:
     home = getattr(getattr(OPDEFS.get(name), "_init_fn", None), "__module__", None)
     if home is None or home.partition(".")[0] == "torch":
         return None
-    if home in sys.modules and is_user_module(sys.modules[home]):
+    if home in sys.modules and _is_user_module(sys.modules[home]):
         raise ModelError(f"the operator {name} is defined in {home}, which functions do not have: make it a package")
     return str(home)
 
@@ -211,10 +211,10 @@ def _user_modules_by_value() -> Iterator[None]:
 
 
 def _is_users(name: str, module: ModuleType) -> bool:
-    """As `is_user_module`, for the thousands of modules of a process: those found installed are not asked again."""
+    """As `_is_user_module`, for the thousands of modules of a process: those found installed are not asked again."""
     if _installed.get(name) is module:
         return False
-    if is_user_module(module):
+    if _is_user_module(module):
         return True
     if getattr(module, "__file__", None) is not None:
         _installed[name] = module
@@ -225,7 +225,7 @@ _installed: dict[str, ModuleType] = {}
 _INSTALLED = ("funcpipe", "torch", "numpy")
 
 
-def is_user_module(module: ModuleType) -> bool:
+def _is_user_module(module: ModuleType) -> bool:
     """Return whether `module` comes from a file that other machines may not have."""
     name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
     if file is None or name.partition(".")[0] in _INSTALLED or sys.modules.get(name) is not module:

@@ -18,7 +18,7 @@ from funcpipe.model.graph.reachable import plain_attributes
 from funcpipe.model.split.stage import StageModule
 
 
-class NotPlain(Exception):
+class _NotPlain(Exception):
     """A value that is none of numbers, strings, None, tensors, and lists, tuples, dicts, sets or deques of these."""
 
 
@@ -31,7 +31,7 @@ class Encoder:
         self._numbers: dict[int, tuple[int, Any]] = {}
 
     def encode(self, value: Any) -> Any:
-        """`value` as JSON data; raises NotPlain."""
+        """`value` as JSON data; raises _NotPlain."""
         if value is None or type(value) in (bool, int, float, str):
             return value
         if type(value) is complex:
@@ -48,19 +48,19 @@ class Encoder:
             return {"deque": [value.maxlen, [self.encode(item) for item in value]]}
         if type(value) in _SEQUENCES.values():
             return {_NAMES[type(value)]: [self.encode(item) for item in value]}
-        raise NotPlain(f"a {type(value).__name__}")
+        raise _NotPlain(f"a {type(value).__name__}")
 
     def _tensor(self, tensor: Tensor, number: int) -> str:
         if isinstance(tensor, nn.Parameter):
-            raise NotPlain("a parameter")
+            raise _NotPlain("a parameter")
         if tensor.grad_fn is not None:
-            raise NotPlain("a tensor with its autograd history; keep value.detach()")
+            raise _NotPlain("a tensor with its autograd history; keep value.detach()")
         name = f"{self._prefix}{number}"
         self._tensors[name] = tensor.detach()
         return name
 
 
-class Decoder:
+class _Decoder:
     """The inverse of `Encoder`, for values in the same order; tensors are copied."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
@@ -133,7 +133,7 @@ def decode_attributes(states: Mapping[str, Any], tensors: Mapping[str, Tensor]) 
     """The attributes that `read_attributes` has read; raises LookupError, TypeError or ValueError for anything else."""
     found = {}
     for modules in states.values():
-        decoder = Decoder(tensors)
+        decoder = _Decoder(tensors)
         for path, saved in modules:
             found[path] = {name: decoder.decode(tree) for name, tree in saved}
     return found
@@ -172,7 +172,7 @@ def _encoded(path: str, module: nn.Module, encoder: Encoder, carried: Sequence[s
         if full in carried or _is_plain(value):
             try:
                 found.append([name, encoder.encode(value)])
-            except NotPlain as reason:
+            except _NotPlain as reason:
                 raise ModelError(
                     f"the forward of {path} ({type(module).__name__}) left {reason} in its attribute {name}, which "
                     "cannot be kept between micro-batches; keep numbers, strings and tensors without history"
@@ -184,6 +184,6 @@ def _is_plain(value: Any) -> bool:
     """Return whether `value` can be encoded."""
     try:
         Encoder("", {}).encode(value)
-    except NotPlain:
+    except _NotPlain:
         return False
     return True

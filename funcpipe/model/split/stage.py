@@ -176,7 +176,7 @@ class StageModule(nn.Module):
             elif self.program.values[name].scalar:
                 leaves.append(values[name].item())
             else:
-                leaves.append(with_layout(values[name], self.program.values[name]))
+                leaves.append(_with_layout(values[name], self.program.values[name]))
         return crossing.tree.unflatten(iter(leaves))
 
 
@@ -192,7 +192,7 @@ def _set_modes(module: nn.Module, *, training: bool) -> None:
             set_mode(child, training=training)
 
 
-def with_layout(tensor: Tensor, value: Value) -> Tensor:
+def _with_layout(tensor: Tensor, value: Value) -> Tensor:
     """`tensor` with its dimensions ordered in memory as those of `value` were; contiguous if those overlapped."""
     order = sorted(range(tensor.dim()), key=lambda d: (-value.stride[d], d))
     if order == list(range(tensor.dim())) or 0 in value.stride:
@@ -213,7 +213,7 @@ def _names(crossings: tuple[Crossing, ...]) -> tuple[str, ...]:
     return tuple(name for crossing in crossings for name in crossing.names if name is not None)
 
 
-T = TypeVar("T")
+_T = TypeVar("_T")
 
 _BELOW = f"{LOSS}."
 
@@ -290,17 +290,17 @@ def block_names(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(name for name in names if is_inside(name, LOSS))
 
 
-def of_model(named: Mapping[str, T]) -> dict[str, T]:
+def of_model(named: Mapping[str, _T]) -> dict[str, _T]:
     """Those of `named` that are the model's own."""
     return {name: value for name, value in named.items() if not is_inside(name, LOSS)}
 
 
-def of_loss(named: Mapping[str, T]) -> dict[str, T]:
+def of_loss(named: Mapping[str, _T]) -> dict[str, _T]:
     """Those of `named` that are the loss's, under the names that the loss has for them."""
     return {name.removeprefix(LOSS).removeprefix("."): v for name, v in named.items() if is_inside(name, LOSS)}
 
 
-def below_loss(named: Mapping[str, T]) -> dict[str, T]:
+def below_loss(named: Mapping[str, _T]) -> dict[str, _T]:
     """Those that the loss has `named`, under the names that a stage has for them."""
     return {f"{_BELOW}{name}".rstrip("."): value for name, value in named.items()}
 

@@ -87,5 +87,5 @@ def test_an_error_inside_a_library_names_the_users_line(tmp_path: Path, monkeypa
     folder.mkdir()
     install(folder, "failing_for_tests")
     library = made(folder, "failing_for_tests", monkeypatch, "def fails(x):\n    raise ValueError('no such size')\n")
-    with pytest.raises(ModelError, match=r"test_installed.py:\d+: `y: Tensor = self.fails\(.*ValueError: no such size"):
+    with pytest.raises(ModelError, match=r"test_user_code.py:\d+: `y: Tensor = self.fails\(.*ValueError: no such size"):
         trace(Calls(library), (torch.randn(2, 4),))
