@@ -165,7 +165,7 @@ def draws_by_data(target: Any) -> bool:
 
 
 class DrawingOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While entered, counts those of torch's operators that draw, or would with other data.
+    """Count, while entered, those of torch's operators that draw, or would with other data.
 
     Subclasses do more: `before` is called ahead of each operator that may draw, `drawn` behind each that did.
     """

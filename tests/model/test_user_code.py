@@ -1,4 +1,4 @@
-"""What is installed is told by metadata, not by the name of a folder."""
+"""Metadata say what is installed, not the name of a folder."""
 
 import importlib
 import linecache

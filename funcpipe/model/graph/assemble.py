@@ -188,7 +188,6 @@ def _name_by_reader(module: torch.fx.GraphModule, model: nn.Module) -> None:
 
 
 def _common_prefix(one: str, other: str) -> int:
-    """The length of the common prefix."""
     return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
 
 

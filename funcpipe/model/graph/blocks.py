@@ -12,11 +12,12 @@ from torch import nn
 
 from funcpipe.model.graph.equivalence import Example
 from funcpipe.model.graph.isolation import forward_only, preserve_state
-from funcpipe.model.graph.program import WHOLE, WholeModel
+from funcpipe.model.graph.program import WHOLE, WholeModel, is_inside
 from funcpipe.model.graph.python_state import Slot
 from funcpipe.model.graph.reachable import parts
 from funcpipe.model.graph.state_access import watched_attributes
 from funcpipe.model.graph.tracers import RecordedModule, Traced, TraceRequest
+from funcpipe.model.graph.user_code import title_of
 from funcpipe.model.graph.values import LayerGraph
 from funcpipe.model.tensors import LEAF
 
@@ -37,6 +38,15 @@ def next_blocks(request: TraceRequest, path: str | None) -> frozenset[str]:
     kind = type(modules[path])
     alike = {name for name, module in modules.items() if name and type(module) is kind}
     return frozenset(alike | {path}) - request.blocks
+
+
+def _is_within(path: str, blocks: frozenset[str]) -> bool:
+    return any(is_inside(path, block) for block in blocks)
+
+
+def _is_called(module: nn.Module) -> bool:
+    """Return whether the module has a forward of its own, unlike lists of modules."""
+    return type(module).forward is not nn.Module.forward
 
 
 def closed_blocks(model: nn.Module, blocks: Iterable[str]) -> frozenset[str]:
@@ -63,6 +73,33 @@ def _reached(module: nn.Module) -> set[int]:
             found[id(value)] = value
             left += parts(value)
     return set(found)
+
+
+ASSIGNS = "assigns the buffer"
+"""The words by which a text of `first_assigned` is recognised."""
+
+
+def first_assigned(request: TraceRequest, one: Example, buffers: Sequence[str]) -> tuple[str, str] | None:
+    """The path of a module whose buffer the model assigns, of those that `buffers` names, and a text that says where.
+
+    The innermost one comes first. None if they are changed in other ways.
+    """
+    slots = [Slot(*name.rpartition(".")[::2]) for name in buffers]
+    args, kwargs = request.signature.arguments({name: tensor.clone() for name, tensor in one.inputs.items()})
+    with (
+        preserve_state(request.model),
+        forward_only(one.saves_tensors),
+        watched_attributes(request.model, slots) as accesses,
+    ):
+        request.model(*args, **kwargs)
+    for slot in sorted(slots, key=lambda slot: -slot.path.count(".") if slot.path else 1):
+        lines = [access.line for access in accesses[slot] if not access.is_read]
+        if lines:
+            return slot.path, (
+                f"{title_of(request.model, slot.path)} {ASSIGNS} {slot.attribute} ({lines[0]}), which a graph cannot "
+                f"repeat; what changes it in place, such as self.{slot.attribute}.copy_(…), can be recorded"
+            )
+    return None
 
 
 def block_notes(model: nn.Module, reasons: Mapping[frozenset[str], str]) -> tuple[str, ...]:
@@ -109,43 +146,3 @@ def trace_whole(request: TraceRequest) -> Traced:
     graph.output((output,))
     module = RecordedModule({WHOLE: WholeModel(request.model, request.signature)}, graph)
     return Traced(module, (output,), LEAF)
-
-
-def _is_within(path: str, blocks: frozenset[str]) -> bool:
-    """Return whether the module at `path` is one of `blocks` or lies inside one."""
-    parts = path.split(".")
-    return any(".".join(parts[:count]) in blocks for count in range(1, len(parts) + 1))
-
-
-def _is_called(module: nn.Module) -> bool:
-    """Return whether the module has a forward of its own, unlike lists of modules."""
-    return type(module).forward is not nn.Module.forward
-
-
-ASSIGNS = "assigns the buffer"
-"""The words by which a text of `first_assigned` is recognised."""
-
-
-def first_assigned(request: TraceRequest, one: Example, buffers: Sequence[str]) -> tuple[str, str] | None:
-    """The path of a module whose buffer the model assigns, of those that `buffers` names, and a text that says where.
-
-    The innermost one comes first. None if they are changed in other ways.
-    """
-    slots = [Slot(*name.rpartition(".")[::2]) for name in buffers]
-    args, kwargs = request.signature.arguments({name: tensor.clone() for name, tensor in one.inputs.items()})
-    with (
-        preserve_state(request.model),
-        forward_only(one.saves_tensors),
-        watched_attributes(request.model, slots) as accesses,
-    ):
-        request.model(*args, **kwargs)
-    for slot in sorted(slots, key=lambda slot: -slot.path.count(".") if slot.path else 1):
-        lines = [access.line for access in accesses[slot] if not access.is_read]
-        if lines:
-            owner = type(request.model.get_submodule(slot.path)).__name__
-            title = f"{slot.path} ({owner})" if slot.path else owner
-            return slot.path, (
-                f"{title} {ASSIGNS} {slot.attribute} ({lines[0]}), which a graph cannot repeat; "
-                f"what changes it in place, such as self.{slot.attribute}.copy_(…), can be recorded"
-            )
-    return None

@@ -21,10 +21,11 @@ from funcpipe.model.graph.equivalence import Example, example
 from funcpipe.model.graph.inputs import InputBatches, Signature
 from funcpipe.model.graph.isolation import forward_only, preserve_state
 from funcpipe.model.graph.observations import Observation, difference_of
-from funcpipe.model.graph.program import is_inside
+from funcpipe.model.graph.program import common_path, is_inside
 from funcpipe.model.graph.python_state import Nested, Slot, State, why_not_plain
 from funcpipe.model.graph.reachable import DEPTH, parts
 from funcpipe.model.graph.state_access import Access, refuse_changing_globals, watched_attributes
+from funcpipe.model.graph.user_code import title_of
 from funcpipe.model.graph.values import Carried
 
 _WAY_OUT = (
@@ -172,10 +173,11 @@ def _refuse_changes_in_backward(context: _Context, fresh: Observation, later: Ob
     """Raise ModelError for an attribute that a backward carries on: backwards run in another order than forwards."""
     for slot in _differing(fresh.states[1], later.states[1]):
         if any(slot in _differing(*run.states) for run in (fresh, later)):
+            place = f"the backward pass of {title_of(context.model, slot.path)}"
             raise ModelError(
-                f"the backward pass of {_title(context.model, slot)} changes {slot} for the next one (by a hook, or by "
-                "code that runs again in the backward), but micro-batches do not run backward in the order of one "
-                "process; remove that hook, or change the attribute in the forward alone"
+                f"{place} changes {slot} for the next one (by a hook, or by code that runs again in the backward), but "
+                "micro-batches do not run backward in the order of one process; remove that hook, or change the "
+                "attribute in the forward alone"
             )
 
 
@@ -194,7 +196,7 @@ def _refuse_what_cannot_be_kept(
 ) -> None:
     states = [context.start, *(one.result.states[0] for one in context.examples)]
     for slot in slots:
-        place = f"the forward of {_title(context.model, slot)} changes {slot} for the next one"
+        place = f"the forward of {title_of(context.model, slot.path)} changes {slot} for the next one"
         if accesses[slot]:
             place += f" ({accesses[slot][-1].line})"
         if slot.attribute in _STRUCTURE or "hooks" in slot.attribute:
@@ -244,7 +246,7 @@ def _joined(context: _Context, blocks: Mapping[Slot, str]) -> list[str]:
     paths = dict(blocks)
     for one, other in itertools.combinations(blocks, 2):
         if inside[one] & inside[other]:
-            paths[one] = paths[other] = _common_path(paths[one], paths[other])
+            paths[one] = paths[other] = common_path(paths[one], paths[other])
     found = list(dict.fromkeys(paths.values()))
     return [path for path in found if not any(is_inside(path, outer) for outer in found if outer != path)]
 
@@ -256,14 +258,3 @@ def _objects_in(value: Any, depth: int = 0) -> frozenset[int]:
     below = [_objects_in(part, depth + 1) for part in parts(value)]
     own = frozenset() if isinstance(value, tuple) else frozenset({id(value)})
     return own.union(*below)
-
-
-def _common_path(one: str, other: str) -> str:
-    """The innermost module around both paths."""
-    pairs = zip(one.split("."), other.split("."), strict=False)
-    return ".".join(a for a, _ in itertools.takewhile(lambda pair: pair[0] == pair[1], pairs))
-
-
-def _title(model: nn.Module, slot: Slot) -> str:
-    name = type(model.get_submodule(slot.path)).__name__
-    return f"{slot.path} ({name})" if slot.path else name

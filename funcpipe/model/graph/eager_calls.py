@@ -91,7 +91,7 @@ def draws_random_numbers(target: Any) -> bool:
 
 
 class DataSizes(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """While entered, notices operators whose results have as many elements as the data say.
+    """Notice, while entered, operators whose results have as many elements as the data say.
 
     `follow` marks the results of a call whose sizes depend on data; what is computed from a marked tensor is marked
     too, unless its shape is known from elsewhere. A marked tensor may be used, but code must not ask for its sizes.

@@ -6,7 +6,7 @@ make the very same calls.
 """
 
 from collections.abc import Mapping
-from itertools import takewhile, zip_longest
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from funcpipe.model.graph.eager_calls import DataDependent, Entry
 from funcpipe.model.graph.eager_tracer import EagerTracer
 from funcpipe.model.graph.isolation import forward_only, preserve_state
 from funcpipe.model.graph.node_functions import linear, reciprocal
-from funcpipe.model.graph.program import Ref, is_number, map_leaves
+from funcpipe.model.graph.program import Ref, common_path, is_number, map_leaves
 from funcpipe.model.graph.tracers import RecordedModule, Traced, TraceRequest, Unrecordable, flatten_output
 from funcpipe.model.tensors import Tree
 
@@ -74,7 +74,7 @@ def _record(request: TraceRequest, example: Mapping[str, Tensor]) -> tuple[Eager
     inputs = {name: tensor.clone() for name, tensor in example.items()}
     tracer = EagerTracer(request, inputs)
     args, kwargs = request.signature.arguments(inputs)
-    with preserve_state(request.model), forward_only(request.saves_tensors), tracer:
+    with preserve_state(request.model), forward_only(request.saves_tensors), tracer.recording():
         output = request.model(*args, **kwargs)
         tracer.refuse_non_torch_randomness()
     leaves, tree, notes = flatten_output(output)
@@ -112,9 +112,7 @@ def _compare_calls(request: TraceRequest, one: EagerTracer, inputs: Mapping[str,
 def _blamed(one: Entry | None, other: Entry | None) -> tuple[str, str]:
     """The path of the module whose code made two calls that should be the same, and the line of the first."""
     known = [entry for entry in (one, other) if entry is not None]
-    parts = zip(*(entry.path.split(".") for entry in known), strict=False)
-    common = takewhile(lambda names: len(set(names)) == 1, parts)
-    return ".".join(names[0] for names in common), known[0].where
+    return common_path(*(entry.path for entry in known)), known[0].where
 
 
 def _same_call(one: Entry, other: Entry) -> bool:
@@ -135,8 +133,6 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class _GraphBuilder:
-    """Builds a graph from the entries of two recordings."""
-
     def __init__(self, request: TraceRequest) -> None:
         self.graph = torch.fx.Graph()
         self.nodes: dict[str, torch.fx.Node] = {}

@@ -1,9 +1,9 @@
 """Record the calls that a model's code makes on tensors while it runs."""
 
+import contextlib
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ from funcpipe.model.graph.eager_calls import (
     reads_sizes,
 )
 from funcpipe.model.graph.node_functions import Container, leaf_at, rebuilt
-from funcpipe.model.graph.patches import refuse_unrecordable
+from funcpipe.model.graph.patches import patched, refuse_unrecordable
 from funcpipe.model.graph.program import Ref, autocast_state, map_leaves
 from funcpipe.model.graph.tracers import TraceRequest, Unrecordable, is_innermost
 from funcpipe.model.graph.user_code import current_line
@@ -41,7 +41,7 @@ class NonTorchRandomness(Unrecordable):
 
 
 class EagerTracer(TorchFunctionMode):
-    """While entered, records calls of torch's functions and of modules that are leaves as `entries`.
+    """Records calls of torch's functions and of modules that are leaves as `entries`.
 
     `attributes` are the tensors that are neither inputs nor results of calls: the model's, by name, and constants.
     """
@@ -70,28 +70,18 @@ class EagerTracer(TorchFunctionMode):
         for name, tensor in inputs.items():
             self._known[tensor] = Ref(f"input:{name}")
 
-    def __enter__(self) -> "EagerTracer":
-        tracer = self
+    @contextlib.contextmanager
+    def recording(self) -> Iterator[None]:
+        """Record the calls in this context."""
 
         def call(module: nn.Module, *args: Any, **kwargs: Any) -> Any:
-            return tracer._module(module, args, kwargs)
+            return self._module(module, args, kwargs)
 
         def apply(function: Any, *args: Any, **kwargs: Any) -> Any:
-            return tracer._function(function, args, kwargs)
+            return self._function(function, args, kwargs)
 
-        nn.Module.__call__ = call  # type: ignore[method-assign]
-        Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
-        self._sizes.__enter__()  # type: ignore[no-untyped-call]
-        super().__enter__()  # type: ignore[no-untyped-call]
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        nn.Module.__call__ = self._original  # type: ignore[method-assign]
-        Function.apply = self._original_apply  # type: ignore[method-assign]
-        super().__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
-        self._sizes.__exit__(kind, error, traceback)  # type: ignore[no-untyped-call]
+        with patched(nn.Module, __call__=call), patched(Function, apply=classmethod(apply)), self._sizes, self:
+            yield
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Run `func`, and record it if it returns or mutates a tensor."""

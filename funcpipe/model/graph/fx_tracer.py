@@ -93,7 +93,7 @@ class _Tracer(torch.fx.Tracer):
         self._evaluating = False
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        """As the request says."""
+        """Return what the request says."""
         return self.request.is_leaf(m, module_qualified_name)
 
     def proxy(self, node: torch.fx.Node) -> "_Proxy":

@@ -3,6 +3,7 @@ values that one layer computes and later ones read. Values that follow from cons
 every stage computes them for itself.
 """
 
+import itertools
 import operator
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -240,14 +241,14 @@ def crossings_of(
     The last layer counts as a reader of the model's outputs.
     """
     readers = _readers(layers, outputs)
-    names = _UniqueNames()
+    names = set[str]()
     crossings, values = [], []
     for i, layer in enumerate(layers):
         for node in layer.nodes:
             consumers = tuple(reader for reader in readers.get(node.name, ()) if reader > i)
             if node.meta.get("replicated") or not consumers:
                 continue
-            base = names.new(layer.name if node.op == "call_module" else node.name)
+            base = _unique(layer.name if node.op == "call_module" else node.name, names)
             crossing, made = _crossing(base, node.name, (i, consumers), records[node.name])
             crossings.append(crossing)
             values += made
@@ -296,16 +297,9 @@ def _crossing(
     return Crossing(node, producer, consumers, record.tree, tuple(names), tuple(constants)), values
 
 
-class _UniqueNames:
-    """Gives out unique names."""
-
-    def __init__(self) -> None:
-        self._taken: set[str] = set()
-
-    def new(self, name: str) -> str:
-        number = 2
-        unique = name
-        while unique in self._taken:
-            unique, number = f"{name}:{number}", number + 1
-        self._taken.add(unique)
-        return unique
+def _unique(name: str, taken: set[str]) -> str:
+    """`name`, with a number if it is `taken`; it is so from now on."""
+    numbered = (f"{name}:{number}" for number in itertools.count(2))
+    found = next(one for one in itertools.chain([name], numbered) if one not in taken)
+    taken.add(found)
+    return found

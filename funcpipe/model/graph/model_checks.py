@@ -13,7 +13,7 @@ from torch.nn.modules import module as modules_of_torch
 from torch.overrides import TorchFunctionMode
 
 from funcpipe.errors import ModelError
-from funcpipe.model.graph.user_code import class_and_line, current_line, with_code
+from funcpipe.model.graph.user_code import class_and_line, current_line, title_of, with_code
 from funcpipe.model.tensors import is_dense, named_tensors
 
 
@@ -65,7 +65,6 @@ def refuse_max_norm(model: nn.Module) -> None:
     """Raise ModelError for a module of `model` that rewrites its rows, even if none is long enough yet."""
     for path, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.max_norm is not None:
-            title = f"{path} ({type(module).__name__})" if path else type(module).__name__
             norm, kind = module.max_norm, module.norm_type
             if isinstance(module, nn.EmbeddingBag):
                 way_out = f"call F.embedding_bag with weight.renorm({kind}, 0, {norm})"
@@ -73,7 +72,7 @@ def refuse_max_norm(model: nn.Module) -> None:
                 way_out = (
                     f"scale what it returns: rows * ({norm} / rows.norm({kind}, -1, keepdim=True).clamp(min={norm}))"
                 )
-            raise ModelError(f"{title} has max_norm={norm}, {_WHY}; leave max_norm out, and {way_out}")
+            raise ModelError(f"{title_of(model, path)} has max_norm={norm}, {_WHY}; leave max_norm out, and {way_out}")
 
 
 def refuse_max_norm_of_calls(run: Callable[[], Any]) -> None:

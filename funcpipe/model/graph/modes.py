@@ -129,7 +129,7 @@ def _set_elsewhere(model: nn.Module, start: Mapping[Any, Any]) -> list[str]:
 
 @contextlib.contextmanager
 def _modes_restored(model: nn.Module) -> Iterator[None]:
-    """At the end, every module of the model is in training or eval mode as it was."""
+    """Put every module of the model back into training or eval mode, as it was, at the end."""
     modes = {module: module.training for module in model.modules()}
     try:
         yield
@@ -140,7 +140,7 @@ def _modes_restored(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _undone(model: nn.Module) -> Iterator[None]:
-    """At the end, attributes are what they were, and what is frozen, if the model has an `eval()` that may set them."""
+    """Restore attributes, and what is frozen, at the end, if the model has an `eval()` that may set them."""
     if not any(map(_has_own_modes, model.modules())):
         yield
         return

@@ -27,6 +27,22 @@ from funcpipe.model.graph.tracers import Unrecordable
 from funcpipe.model.tensors import flatten
 
 
+@contextlib.contextmanager
+def patched(owner: Any, **attributes: Any) -> Iterator[None]:
+    """Give a class or a module of Python other `attributes` for a while."""
+    before = {name: vars(owner)[name] for name in attributes if name in vars(owner)}
+    try:
+        for name, value in attributes.items():
+            setattr(owner, name, value)
+        yield
+    finally:
+        for name in attributes:
+            if name in before:
+                setattr(owner, name, before[name])
+            else:
+                delattr(owner, name)
+
+
 def refuse_unrecordable(func: Any, name: str, given: list[Tensor]) -> None:
     """Raise Unrecordable if a call of `func` has effects that no node of a graph can repeat."""
     if name == "__set__" and func.__self__.__name__ != "requires_grad":
@@ -55,83 +71,51 @@ def gradient_code_refused() -> Iterator[None]:
             raise Unrecordable(f"the backward pass of the Function {function.__name__} would be dropped")
         return original.__get__(None, function)(*args, **kwargs)
 
-    Function.apply = classmethod(apply)  # type: ignore[assignment, method-assign]
-    try:
-        with _Refusing():
-            yield
-    finally:
-        Function.apply = original  # type: ignore[method-assign]
+    with patched(Function, apply=classmethod(apply)), _Refusing():
+        yield
 
 
 _STAND_INS = (torch.fx.Proxy, torch._subclasses.FakeTensor)
 
 
 class _Refusing(TorchFunctionMode):
-    """Refuses functions that no graph can repeat."""
-
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", str(func))
         refuse_unrecordable(func, name, [leaf for leaf in args if isinstance(leaf, Tensor)])
         return func(*args, **(kwargs or {}))
 
 
-CHECKPOINTS = "gradient checkpointing in the forward pass is left out: the plan's `recompute` decides it for each stage"
-"""The note for a model whose forward pass asks for gradient checkpointing."""
-
-
-class Checkpoints:
-    """A flag, `met`, that is set where the code asks for gradient checkpointing."""
-
-    met = False
+_NOTE = "gradient checkpointing in the forward pass is left out: the plan's `recompute` decides it for each stage"
 
 
 @contextlib.contextmanager
-def transparent_checkpoints() -> Iterator[Checkpoints]:
-    """Have torch.utils.checkpoint just call the functions that it is given, and notice that it was used."""
-    found = Checkpoints()
-    generator = checkpoint._checkpoint_without_reentrant_generator
-    own = vars(checkpoint.CheckpointFunction).get("apply")
+def transparent_checkpoints() -> Iterator[set[str]]:
+    """Have torch.utils.checkpoint just call the functions that it is given; yield notes: one, if it is used."""
+    notes = set[str]()
 
     def without_reentry(*args: Any, **kwargs: Any) -> Iterator[None]:
-        found.met = True
+        notes.add(_NOTE)
         yield
 
     def reentrant(cls: Any, function: Callable[..., Any], preserve_rng_state: bool, *args: Any) -> Any:
-        found.met = True
+        notes.add(_NOTE)
         return function(*args)
 
-    checkpoint._checkpoint_without_reentrant_generator = without_reentry
-    checkpoint.CheckpointFunction.apply = classmethod(reentrant)  # type: ignore[assignment, method-assign]
-    try:
-        yield found
-    finally:
-        checkpoint._checkpoint_without_reentrant_generator = generator
-        if own is None:
-            del checkpoint.CheckpointFunction.apply
-        else:
-            checkpoint.CheckpointFunction.apply = own  # type: ignore[method-assign]
+    with (
+        patched(checkpoint, _checkpoint_without_reentrant_generator=without_reentry),
+        patched(checkpoint.CheckpointFunction, apply=classmethod(reentrant)),
+    ):
+        yield notes
 
 
 _FACTORIES = (
-    "arange",
-    "empty",
-    "eye",
-    "full",
-    "linspace",
-    "ones",
-    "rand",
-    "randint",
-    "randn",
-    "randperm",
-    "tensor",
-    "zeros",
-)
+    "arange", "empty", "eye", "full", "linspace", "ones", "rand", "randint", "randn", "randperm", "tensor", "zeros",
+)  # fmt: skip
 
 
 @contextlib.contextmanager
 def factories_recorded(tracer: torch.fx.Tracer) -> Iterator[None]:
     """Record the calls of torch's functions that make tensors of symbolic sizes; torch itself wants Python numbers."""
-    own = {name: getattr(torch, name) for name in _FACTORIES}
 
     def recorded(function: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -141,13 +125,8 @@ def factories_recorded(tracer: torch.fx.Tracer) -> Iterator[None]:
 
         return functools.wraps(function)(call)
 
-    try:
-        for name, function in own.items():
-            setattr(torch, name, recorded(function))
+    with patched(torch, **{name: recorded(getattr(torch, name)) for name in _FACTORIES}):
         yield
-    finally:
-        for name, function in own.items():
-            setattr(torch, name, function)
 
 
 class ContentsAsked(TraceError):
@@ -201,7 +180,7 @@ def numbers_recorded(modules: Sequence[dict[str, Any]]) -> Iterator[None]:
 
 
 def unpacked_names(frame: FrameType) -> int | None:
-    """Into how many names the code that a frame is running unpacks a value; None if it does something else."""
+    """The number of names into which the code of a frame unpacks a value now; None if it does something else."""
     if frame.f_code.co_code[frame.f_lasti] != dis.opmap["UNPACK_SEQUENCE"]:
         return None
     return next(int(one.argval) for one in dis.get_instructions(frame.f_code) if one.offset == frame.f_lasti)
@@ -222,12 +201,8 @@ def attributes_restored(model: nn.Module) -> Iterator[None]:
 @contextlib.contextmanager
 def as_if_exporting() -> Iterator[None]:
     """Tell code that asks torch for it that it is exported: many models then take no shortcuts that depend on data."""
-    flags = torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag
-    torch.compiler._is_compiling_flag = torch.compiler._is_exporting_flag = True
-    try:
+    with patched(torch.compiler, _is_compiling_flag=True, _is_exporting_flag=True):
         yield
-    finally:
-        torch.compiler._is_compiling_flag, torch.compiler._is_exporting_flag = flags
 
 
 @contextlib.contextmanager

@@ -7,6 +7,7 @@ model that cannot be divided is one call, of a `WholeModel`.
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import takewhile
 from types import TracebackType
 from typing import Any
 
@@ -27,7 +28,7 @@ _DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
 def autocast_to(precision: Precision, *, cached: bool = True) -> torch.autocast:
-    """Within this context `precision` holds, whatever held before; unless `cached`, each use casts parameters anew."""
+    """Have `precision` hold, whatever held before; unless `cached`, each use casts parameters anew."""
     dtypes = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
     if precision not in dtypes:
         return torch.autocast("cpu", enabled=False, cache_enabled=cached)
@@ -48,6 +49,39 @@ def changed_autocast(state: Autocast, device: str, dtype: torch.dtype | None, *,
     if enabled:
         found[device] = dtype or torch.get_autocast_dtype(device)
     return tuple((name, found[name]) for name in _DEVICES if name in found)
+
+
+class AutocastRegions:
+    """Sets the state for one call after the other, whatever it was before. Consecutive calls with one state share a
+    region, in which a parameter is cast once. Regions end with a layer: what a layer computes does not depend on the
+    layers beside it.
+    """
+
+    def __init__(self) -> None:
+        self._outside = self._state = autocast_state()
+        self._stack = ExitStack()
+
+    def __enter__(self) -> "AutocastRegions":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    def enter(self, state: Autocast) -> None:
+        """Set the state for the next call."""
+        if state == self._state:
+            return
+        self._stack.close()
+        self._state = state
+        if state == self._outside:
+            return
+        for device, dtype in self._outside:
+            if device not in dict(state):
+                self._stack.enter_context(torch.autocast(device, dtype, enabled=False))
+        for device, dtype in state:
+            self._stack.enter_context(torch.autocast(device, dtype))
 
 
 WHOLE = "<model>"
@@ -162,42 +196,15 @@ def is_inside(path: str, outer: str) -> bool:
     return not outer or f"{path}.".startswith(f"{outer}.")
 
 
+def common_path(*paths: str) -> str:
+    """The path of the innermost module around those at `paths`."""
+    levels = zip(*(path.split(".") for path in paths), strict=False)
+    return ".".join(names[0] for names in takewhile(lambda names: len(set(names)) == 1, levels))
+
+
 def resolve(item: Any, env: Mapping[str, Any]) -> Any:
     """`item` with every Ref inside replaced by its value in `env`."""
     return map_leaves(item, lambda leaf: env[leaf.name] if type(leaf) is Ref else leaf)
-
-
-class AutocastRegions:
-    """Sets the state for one call after the other, whatever it was before. Consecutive calls with one state share a
-    region, in which a parameter is cast once. Regions end with a layer: what a layer computes does not depend on the
-    layers beside it.
-    """
-
-    def __init__(self) -> None:
-        self._outside = self._state = autocast_state()
-        self._stack = ExitStack()
-
-    def __enter__(self) -> "AutocastRegions":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._stack.close()
-
-    def enter(self, state: Autocast) -> None:
-        """Set the state for the next call."""
-        if state == self._state:
-            return
-        self._stack.close()
-        self._state = state
-        if state == self._outside:
-            return
-        for device, dtype in self._outside:
-            if device not in dict(state):
-                self._stack.enter_context(torch.autocast(device, dtype, enabled=False))
-        for device, dtype in state:
-            self._stack.enter_context(torch.autocast(device, dtype))
 
 
 def plain(item: Any) -> Any:

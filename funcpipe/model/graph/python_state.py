@@ -100,7 +100,7 @@ def _attributes_of(module: nn.Module) -> Iterator[tuple[str, Any]]:
     yield from plain_attributes(module).items()
     yield "training", module.training
     for name in ("_parameters", "_modules"):
-        yield name, {key: Reference(item) for key, item in vars(module)[name].items()}
+        yield name, {key: Object(item) for key, item in vars(module)[name].items()}
     yield "_buffers", {key: item is None for key, item in module._buffers.items()}
     for name in _HOOKS:
         if vars(module).get(name):
@@ -114,12 +114,6 @@ def _class_values(value: Any) -> Iterator[tuple[str, Any]]:
         for name, item in vars(kind).items():
             if not name.startswith("__") and type(item) in (*_PLAIN_CONTAINERS, *_NUMBERS):
                 yield f"{kind.__name__}.{name}", item
-
-
-class Reference(NamedTuple):
-    """A parameter or module as an entry of its module: what counts is which one it is."""
-
-    item: Any
 
 
 _HOOKS = tuple(sorted(name for name in OWN if "hooks" in name and isinstance(vars(nn.Module())[name], dict)))
@@ -138,8 +132,8 @@ def comparable(value: Any, known: dict[int, tuple[Any, Any]], depth: int = 0) ->
     kind = type(value)
     if kind in _NUMBERS:
         return (kind, repr(value)) if kind in (float, complex) else (kind, value)
-    if isinstance(value, Reference):
-        return Object(value.item)
+    if isinstance(value, Object):
+        return value
     if isinstance(value, _FIXED) or depth > DEPTH:
         return Object(value)
     if id(value) not in known:

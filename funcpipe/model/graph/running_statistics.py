@@ -289,7 +289,7 @@ def _added(norm: Statistic, before: Mapping[str, Tensor], name: str, after: Tens
 
 
 def _weight(norm: Statistic, before: Mapping[str, Tensor]) -> float:
-    """By how many calls a statistic is to be multiplied after a forward, to be compared with others."""
+    """The number of calls by which to multiply a statistic after a forward, to compare it with others."""
     return 1.0 if norm.momentum is not None or norm.count is None else float(before[norm.count]) + norm.calls
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from torch import Tensor, nn
 
 from funcpipe.errors import ModelError
+from funcpipe.model.graph.patches import patched
 from funcpipe.model.graph.python_state import Contents, Nested, Object, Slot, comparable
 from funcpipe.model.graph.reachable import attributes, globals_named, user_classes
 from funcpipe.model.graph.user_code import calling_user_code, find_line, is_user_code, is_users_file, with_code
@@ -36,7 +37,7 @@ class Access:
 
 @contextlib.contextmanager
 def watched_attributes(model: nn.Module, slots: Collection[Slot]) -> Iterator[dict[Slot, list[Access]]]:
-    """Within this context, every access to one of `slots` through a module is added to what this yields."""
+    """Record every access to one of `slots` through a module, in what this yields."""
     watch = _Watch(model, slots)
     read, write, remove, run = object.__getattribute__, nn.Module.__setattr__, nn.Module.__delattr__, nn.Module.__call__
 
@@ -56,29 +57,9 @@ def watched_attributes(model: nn.Module, slots: Collection[Slot]) -> Iterator[di
         with watch.inside(module):
             return run(module, *args, **kwargs)
 
-    with contextlib.ExitStack() as patches:
-        for name, patch in (
-            ("__getattribute__", getattribute),
-            ("__setattr__", setattribute),
-            ("__delattr__", delattribute),
-            ("__call__", call),
-        ):
-            patches.enter_context(_patched(name, patch))
+    methods = {"__getattribute__": getattribute, "__setattr__": setattribute, "__delattr__": delattribute}
+    with patched(nn.Module, **methods, __call__=call):
         yield watch.found
-
-
-@contextlib.contextmanager
-def _patched(name: str, patch: Any) -> Iterator[None]:
-    """Replace a method of all modules."""
-    before = vars(nn.Module).get(name)
-    setattr(nn.Module, name, patch)
-    try:
-        yield
-    finally:
-        if before is None:
-            delattr(nn.Module, name)
-        else:
-            setattr(nn.Module, name, before)
 
 
 class _Watch:
@@ -99,7 +80,7 @@ class _Watch:
 
     @contextlib.contextmanager
     def inside(self, module: nn.Module) -> Iterator[None]:
-        """While `module` runs; one that is not part of the model counts as the one that called it."""
+        """Note that `module` runs; one that is not part of the model counts as the one that called it."""
         self._running.append(self._paths.get(id(module), self._running[-1] if self._running else ""))
         try:
             yield

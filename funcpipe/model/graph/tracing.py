@@ -42,7 +42,7 @@ from funcpipe.model.graph.isolation import forward_only, preserve_state, tried_i
 from funcpipe.model.graph.model_checks import check_model, tied_names
 from funcpipe.model.graph.modes import WAS_IN_EVAL_MODE, check_modes, evaluation_mode, training_mode
 from funcpipe.model.graph.observations import NodeRecord, difference_of
-from funcpipe.model.graph.patches import CHECKPOINTS, as_if_exporting, transparent_checkpoints, without_torch_logs
+from funcpipe.model.graph.patches import as_if_exporting, transparent_checkpoints, without_torch_logs
 from funcpipe.model.graph.program import attribute, autocast_to
 from funcpipe.model.graph.python_state import read_state
 from funcpipe.model.graph.running_statistics import changed_buffers, within_blocks
@@ -74,9 +74,8 @@ def trace(
 
     Later inputs may have another batch size, and other lengths where the graph can follow them. The graph checks what
     it takes for granted about them, and raises DataError where it would not be right. `blocks` are paths of modules
-    that become one layer each, whatever is inside. The model is not changed; the graph holds its parameters by
-    reference. Notes that `logged_notes` lacks are logged, and added to it. Raises ModelError if the model cannot be
-    traced, which names the module, the line and a way out.
+    that become one layer each. The model is not changed; the graph holds its parameters by reference. Notes that
+    `logged_notes` lacks are logged, and added to it. Raises ModelError if the model cannot be traced.
     """
     signature = signature_of(model, sample, sample_kwargs)
     inputs = signature.bind(sample, sample_kwargs)
@@ -85,8 +84,8 @@ def trace(
     mode_notes = (WAS_IN_EVAL_MODE,) if training and not model.training else ()
     with training_mode(model) if training else evaluation_mode(model), autocast_to(precision, cached=False):
         start = read_state(model)
-        asked = (model, signature, inputs)
-        runs = CutRuns(*asked) if collated is None else CollatedRuns(*asked, collated)
+        called = (model, signature, inputs)
+        runs = CutRuns(*called) if collated is None else CollatedRuns(*called, collated)
         changed = {name for one in runs.pair for name in (*one.result.buffers, *one.result.written)}
         ties = tied_names(model, changed)
         buffers = changed_buffers(model, signature, runs.pair, ties)
@@ -121,7 +120,6 @@ def trace(
 
 
 def _log_notes(graph: LayerGraph, logged: set[str], level: int) -> None:
-    """Log the notes on `graph` that are not among `logged`, and add them to it."""
     for note in graph.notes:
         if note not in logged:
             _log.log(level, "%s: %s", graph.name, note)
@@ -234,7 +232,7 @@ def _attempt(tracer: Callable[[TraceRequest], Traced], request: TraceRequest, ch
             preserve_state(request.model),
             warnings.catch_warnings(),
             without_torch_logs(),
-            transparent_checkpoints() as checkpoints,
+            transparent_checkpoints() as notes,
         ):
             warnings.simplefilter("ignore")  # tracers warn about what the comparison below checks
             traced = tracer(request)
@@ -266,9 +264,8 @@ def _attempt(tracer: Callable[[TraceRequest], Traced], request: TraceRequest, ch
         traced = replace(traced, guards=guards)
         compared = frozenset(examples[i].samples for i in kept)
         records = [run for run in runs if run is not None]
-        notes = (CHECKPOINTS,) if checkpoints.met else ()
         refused = next((examples[i].samples for i, run in enumerate(runs) if run is None), None)
-        return _Found(request, traced, records, chosen.symbols.of_runs(kept), compared, notes, refused)
+        return _Found(request, traced, records, chosen.symbols.of_runs(kept), compared, tuple(notes), refused)
     if difference.buffers and (assigned := first_assigned(request, examples[0], difference.buffers)):
         return _Failed(assigned[1], assigned[0])
     place = _draw(request, examples[0]) if "generator" in difference.text else None

@@ -145,8 +145,13 @@ def calling_user_code(frame: FrameType | None) -> FrameType | None:
 
 def described(model: nn.Module, path: str, where: str, error: BaseException) -> str:
     """A text with a module, a line (as `current_line` gives it), the code there and the reason."""
-    title = f"{path} ({type(model.get_submodule(path)).__name__})" if path else type(model).__name__
-    return f"{title}, {with_code(where)}: {error_text(error)}"
+    return f"{title_of(model, path)}, {with_code(where)}: {error_text(error)}"
+
+
+def title_of(model: nn.Module, path: str) -> str:
+    """The path and the class of a module in `model`, for a message."""
+    name = type(model.get_submodule(path)).__name__
+    return f"{path} ({name})" if path else name
 
 
 def class_and_line(module: nn.Module) -> str:
@@ -197,7 +202,7 @@ def _locate(model: nn.Module, frames: list[FrameType], last: tuple[FrameType, in
     owners = [frame.f_locals.get("self") for frame in reversed(frames)]
     owner = next((item for item in owners if id(item) in paths and isinstance(item, nn.Module)), None)
     path = None if owner is None else paths[id(owner)]
-    title = f"{path} ({type(owner).__name__})" if path else type(model).__name__
+    title = title_of(model, path or "")
     if last is None:
         return path, title
     frame, line = last

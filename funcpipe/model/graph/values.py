@@ -2,7 +2,7 @@
 
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -121,8 +121,7 @@ class Carried:
     @property
     def listed(self) -> str:
         """The first few of it, for a message, and why running statistics are among it."""
-        more = len(self.names) - 4
-        said = ", ".join(self.names[:4]) + (f" and {more} more" if more > 0 else "")
+        said = first_few(self.names)
         return f"{said} ({self.statistics})" if self.statistics else said
 
     @property
@@ -147,6 +146,11 @@ class Carried:
 
 
 NOTHING_CARRIED = Carried()
+
+
+def first_few(names: Sequence[str]) -> str:
+    """The first four of `names`, and the number of the others, for a message."""
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
 
 
 @dataclass(frozen=True)

@@ -211,7 +211,7 @@ def _user_modules_by_value() -> Iterator[None]:
 
 
 def _is_users(name: str, module: ModuleType) -> bool:
-    """As `_is_user_module`, for the thousands of modules of a process: those found installed are not asked again."""
+    """Return `_is_user_module`, of thousands of modules of a process: those found installed are not asked again."""
     if _installed.get(name) is module:
         return False
     if _is_user_module(module):

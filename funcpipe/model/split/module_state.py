@@ -181,7 +181,6 @@ def _encoded(path: str, module: nn.Module, encoder: Encoder, carried: Sequence[s
 
 
 def _is_plain(value: Any) -> bool:
-    """Return whether `value` can be encoded."""
     try:
         Encoder("", {}).encode(value)
     except _NotPlain:

@@ -19,7 +19,7 @@ from funcpipe.model.graph.modes import set_mode
 from funcpipe.model.graph.node_functions import expect_sizes
 from funcpipe.model.graph.program import WHOLE, Call, attribute, is_inside, resolve, run, share_contents
 from funcpipe.model.graph.reachable import reaches
-from funcpipe.model.graph.values import NOTHING_CARRIED, Carried, Crossing, Statistic, Value
+from funcpipe.model.graph.values import NOTHING_CARRIED, Carried, Crossing, Statistic, Value, first_few
 from funcpipe.model.tensors import Tree, copied, flatten
 
 LOSS = "<loss>"
@@ -217,8 +217,6 @@ _T = TypeVar("_T")
 
 _BELOW = f"{LOSS}."
 
-_SHOWN = 4
-
 
 def trained_by(loss: Callable[..., Any]) -> dict[str, nn.Parameter]:
     """The trainable parameters that `loss` reaches, by name: those of a module in its order, each once."""
@@ -267,7 +265,7 @@ def modules_of(loss: Callable[..., Any] | None) -> list[nn.Module]:
 
 @contextlib.contextmanager
 def in_eval_mode(loss: Callable[..., Any] | None) -> Iterator[None]:
-    """Within this context, the modules that `loss` reaches are in eval mode."""
+    """Put the modules that `loss` reaches into eval mode for a while."""
     modules = modules_of(loss)
     modes = [module.training for module in modules]
     for module in modules:
@@ -281,8 +279,7 @@ def in_eval_mode(loss: Callable[..., Any] | None) -> Iterator[None]:
 
 def kept_names(carried: Carried) -> str:
     """The state that calls of a loss leave for the next ones, for a message."""
-    names = list(of_loss(dict.fromkeys(carried.names)))
-    return ", ".join(names[:_SHOWN]) + (f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else "")
+    return first_few(list(of_loss(dict.fromkeys(carried.names))))
 
 
 def block_names(names: Iterable[str]) -> tuple[str, ...]:

@@ -121,7 +121,7 @@ REASONS = [
 
 
 @pytest.mark.parametrize(("kind", "reason"), REASONS)
-def test_what_cannot_be_recorded_runs_whole_and_the_reason_is_told(kind: type[Two], reason: str) -> None:
+def test_what_cannot_be_recorded_runs_whole_and_the_reason_is_given(kind: type[Two], reason: str) -> None:
     graph = check(kind(), (torch.randn(3, 4),), others=(torch.randn(1, 4), torch.randn(2, 4)))
     assert [layer.name for layer in graph.layers] == [kind.__name__]
     assert reason in graph.notes[0]

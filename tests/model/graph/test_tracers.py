@@ -292,7 +292,7 @@ class DoublesOneSample(Two):
 
 @pytest.mark.parametrize(("blocks", "tracer"), [((), "export"), (("a",), "eager")])
 @pytest.mark.parametrize("kind", [AsksBeforeItLooks, DiffersForOneSample])
-def test_code_that_asks_whether_it_is_exported_is_told_so_before_it_runs_whole(
+def test_code_that_asks_whether_it_is_exported_gets_a_yes_before_it_runs_whole(
     kind: type[Two], blocks: tuple[str, ...], tracer: str
 ) -> None:
     graph = check(kind(), (torch.randn(4, 4),), shorter=((torch.randn(1, 4),), {}), blocks=blocks)
