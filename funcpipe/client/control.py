@@ -195,8 +195,8 @@ def end_functions(storage: Storage, keys: Keys, open_platform: OpenPlatform, *, 
         return
     if for_good:
         storage.delete_many(payloads)
-    functions = list_functions(storage, keys)
-    if not functions or url is None:
+    functions = [] if url is None else list_functions(storage, keys)
+    if url is None or not functions:
         return
     _log.info("run %s: ends %d functions", keys.run, len(functions))
     try:

@@ -2,6 +2,7 @@
 
 from funcpipe.client.verdict import awaited_worker, clock_time, last_awaited, only_wait
 from funcpipe.core import Busy, Outcome, WorkerReport
+from funcpipe.core.lifetime import WHY_GONE
 from funcpipe.errors import DeadlineExceeded, NotFinite, WorkerFailed
 from funcpipe.platforms.base import Cause, Handle, State, Status, Storage
 from funcpipe.runstate.checkpoint_index import read_index
@@ -143,10 +144,12 @@ def _current_failures(storage: Storage, keys: Keys) -> list[WorkerReport]:
     return [report for report in failed if counts(report)]
 
 
-def how_it_ended(handle: Handle, status: Status, report: WorkerReport | None, *, taken_by: int | None = None) -> str:
+def how_it_ended(
+    handle: Handle, status: Status, report: WorkerReport | None, *, leased: bool = True, taken_by: int | None = None
+) -> str:
     """How a function ended that did not finish its work, and of which `report` can be read.
 
-    It had lost its lease if an attempt of the number `taken_by` has taken it.
+    It had lost its lease if an attempt of the number `taken_by` has taken it, or if it is not `leased` any more.
     """
     if report is not None and report.error is not None:
         return f"({handle.name}) failed: {report.error}"
@@ -154,6 +157,11 @@ def how_it_ended(handle: Handle, status: Status, report: WorkerReport | None, *,
         return f"({handle.name}) has handed over, and its successor has ended or never begun"
     if taken_by is not None:
         return f"({handle.name}) ended without a report, as attempt {taken_by} had taken its lease"
+    if status.state is State.DONE and not leased:
+        return (
+            f"({handle.name}) ended without a report, and its lease is missing: {WHY_GONE}; or your code has called "
+            "os._exit(0) while it was loaded"
+        )
     if status.state is State.DONE or status.cause is Cause.EXITED:
         how = status.reason or "ended with exit code 0"
         return f"({handle.name}) {how} and without a report, as after os._exit() in your code or a library"

@@ -195,7 +195,8 @@ class Supervisor:
             self._out_of_memory(worker, status.peak_bytes or 0)
         elif not self._adopt(worker):
             taken_by = last.attempt if last is not None and last.attempt > function.attempt else None
-            self._restart(worker, how_it_ended(function.handle, status, report, taken_by=taken_by))
+            leased = last is not None and last.attempt >= function.attempt
+            self._restart(worker, how_it_ended(function.handle, status, report, leased=leased, taken_by=taken_by))
 
     def _status(self, function: StartedFunction) -> Status:
         try:

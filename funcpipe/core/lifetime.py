@@ -12,7 +12,9 @@ KEEP_DAYS = 7
 LEAST_KEEP_DAYS = 2
 """The least such number: a run that goes on makes its objects young again once a day."""
 
-WHY_GONE = "the run was deleted, or the storage deletes objects by their age (a lifecycle rule)"
+WHY_GONE = (
+    "the run was deleted, the storage deletes objects by their age (a lifecycle rule), or its reads lag behind writes"
+)
 """Why an object of a run that was there may be missing."""
 
 

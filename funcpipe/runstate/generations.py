@@ -14,7 +14,7 @@ from funcpipe.core.run_key import RunKey
 from funcpipe.errors import CorruptMessage, KeyExists, KeyMissing, PlatformRefused, RunUnknown
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.detached import unmark_run
-from funcpipe.runstate.documents import get_document, get_listed_document, put_document
+from funcpipe.runstate.documents import exists, get_document, get_listed_document, put_document
 from funcpipe.runstate.keyring import KeyFolder
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.run_objects import FoundObjects, find_objects, generations_of
@@ -27,11 +27,16 @@ _PROBES = {"messages": "put-probe", "sums": "put-split.probe"}
 """For each kind of messages a name of one, by which it lies where its kind does."""
 
 
+_READS = 3
+"""A single read may miss an object for another reason, such as a fault on its way."""
+
+
 def reserve_generation(storage: Storage, run: str, *, after: Keys | None = None, apart: Collection[str] = ()) -> Keys:
     """The keys of a new generation of `run`, later than `after`. Its RunKey is kept on this machine first.
 
-    Everything depends on conditional puts, so the storage is tried, and those that keep the kinds `apart` of messages.
-    Raises PlatformRefused for one that replaces what it must keep.
+    Everything depends on conditional puts, and on reads that find what was written, so the storage is tried, and those
+    that keep the kinds `apart` of messages. Raises PlatformRefused for one that replaces what it must keep, or reads it
+    late.
     """
     before = [*list_generations(storage, run), *([] if after is None else [after])]
     number = max((keys.generation for keys in before), default=-1) + 1
@@ -44,6 +49,7 @@ def reserve_generation(storage: Storage, run: str, *, after: Keys | None = None,
         for probe in probes:
             put_document(storage, probe, LeaseDocument(holder="client"), if_absent=True)
         for key in (keys.reservation, *probes):
+            _refuse_if_late(storage, key)
             _refuse_if_replaced(storage, key)
     except BaseException:
         KeyFolder().forget([keys])
@@ -52,6 +58,17 @@ def reserve_generation(storage: Storage, run: str, *, after: Keys | None = None,
         storage.delete_many(probes)
     _log.info("generation %d of run %s begins", number, run)
     return keys
+
+
+def _refuse_if_late(storage: Storage, key: str) -> None:
+    """Delete the object `key`, which was just written, and raise PlatformRefused, if reads do not find it."""
+    if any(exists(storage, key) for _ in range(_READS)):
+        return
+    storage.delete(key)
+    raise PlatformRefused(
+        f"reads of the storage lag behind writes, so functions would take each other for dead: {key} is not found just "
+        "after it was written; take a storage whose reads find what was written before"
+    )
 
 
 def _refuse_if_replaced(storage: Storage, key: str) -> None:
@@ -132,7 +149,8 @@ def _why_unknown(run: str, own: Sequence[str]) -> str:
         kept = f"one that was stopped is kept for {KEEP_DAYS} days, or what deploy --keep-days says"
         return f"its name is what `train` printed; in a deployment's own bucket, {kept}"
     count = "an object" if len(left) == 1 else f"{len(left)} objects"
-    return f"{count} of one, such as {left[0]}, without a record: {WHY_GONE}; funcpipe clean {run} deletes what is left"
+    why = f"its client ended before it began, {WHY_GONE}"
+    return f"{count} of one, such as {left[0]}, without a record: {why}; funcpipe clean {run} deletes what is left"
 
 
 def write_payload(storage: Storage, keys: Keys, spec: WorkerSpec) -> None:

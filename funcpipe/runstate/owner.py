@@ -30,9 +30,17 @@ from types import TracebackType
 
 from funcpipe.core import LeaseDocument, OwnerDocument
 from funcpipe.core.lifetime import WHY_GONE
-from funcpipe.errors import CorruptMessage, KeyMissing, RunTaken, RunUnknown, StorageError, Superseded
+from funcpipe.errors import (
+    CorruptMessage,
+    KeyMissing,
+    PlatformRefused,
+    RunTaken,
+    RunUnknown,
+    StorageError,
+    Superseded,
+)
 from funcpipe.platforms.base import Storage
-from funcpipe.runstate.documents import get_document, put_document
+from funcpipe.runstate.documents import exists, get_document, put_document
 from funcpipe.runstate.generations import delete_objects, list_generations
 from funcpipe.runstate.keys import Keys, OwnerKeys
 from funcpipe.runstate.lease import Fence, FencedStorage
@@ -47,6 +55,9 @@ _SILENT_BEATS, _SILENT_S = 5, 5.0
 _LOOK_S = 0.1
 _WITHDRAWN_S = 0.5
 """At most how long a client waits that has withdrawn: some other time than others that have."""
+
+_MOST_MISSING = 3
+"""A lease that is missing just after it was put, so often, was not deleted by another client that leaves."""
 
 
 class Ownership(Enum):
@@ -159,7 +170,7 @@ class OwnerLease(Fence):
             newest = max(leases.values(), default=-1)
             if newest > self._number or (newest == self._number and not self.taken):
                 self._lose(f"another client is owner {newest} of run {self._keys.run}, or wants to be")
-            if own is None:
+            if own is None and not (self.taken and exists(self._storage, self.key)):
                 self._lose(f"the lease of owner {self._number} is missing: {WHY_GONE}", missing=True)
             self._checked_s = asked_s
             return (*leases, self.key)
@@ -294,7 +305,10 @@ class Owner:
 def owned(
     storage: Storage, run: str, *, every_s: float = BEAT_S, watches: bool = False, take_over: bool = False
 ) -> Iterator[Owner]:
-    """Own `run` within this context. Raises RunTaken if another client that is alive does, unless with `take_over`."""
+    """Own `run` within this context. Raises RunTaken if another client that is alive does, unless with `take_over`, and
+    PlatformRefused where the storage does not list what was written before.
+    """
+    missing = 0
     while True:
         sight = OwnerSight(storage, run)
         while (known := sight.look()) is Ownership.UNCLEAR and not take_over:
@@ -306,6 +320,12 @@ def owned(
         try:
             owner.take()
         except Superseded as error:
+            missing += error.missing
+            if missing == _MOST_MISSING:
+                raise PlatformRefused(
+                    f"listings of the storage lag behind writes, so two clients could own run {run}: what was just "
+                    f"written was missing {missing} times; take a storage whose listings have what was written before"
+                ) from error
             _log.info("run %s: another client was first: %s", run, error)
             time.sleep(random.SystemRandom().uniform(0.0, _WITHDRAWN_S))
             continue

@@ -1,4 +1,4 @@
-"""A storage whose conditional puts replace what is there is refused before anything starts."""
+"""A storage whose conditional puts replace what is there, or that reads late, is refused before anything starts."""
 
 import dataclasses
 
@@ -15,9 +15,11 @@ from funcpipe.platforms.routed import Routed
 from funcpipe.platforms.wrappers import StorageWrapper
 from funcpipe.runstate.generations import reserve_generation
 from funcpipe.runstate.keyring import signed
+from funcpipe.testing.hostile_storage import HostileStorage, Hostility
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.client.held import HeldPlatform
 from tests.client.threads import RUN, smaller_job
+from tests.support.waiting import LONG_S
 
 REFUSED = "replaces objects that a conditional put must keep, so two functions could hold one lease"
 
@@ -39,6 +41,14 @@ def test_a_run_is_refused_before_functions_start_and_leaves_nothing(
     with pytest.raises(PlatformRefused, match=REFUSED) as refused:
         launch(prepare(job, session, settings=RunSettings(name=RUN)))
     assert refused.value.exit_code == 2
+    assert storage.list("") == ()
+
+
+def test_a_storage_that_reads_late_is_refused(storage: MemoryStorage) -> None:
+    """Before, functions took each other for dead there, until a run ended as after os._exit()."""
+    late = HostileStorage(storage, Hostility(late_s=LONG_S))
+    with pytest.raises(PlatformRefused, match=f"reads of the storage lag behind writes, .*: {RUN}/generations/0000-"):
+        reserve_generation(signed(late), RUN)
     assert storage.list("") == ()
 
 

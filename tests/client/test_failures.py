@@ -8,6 +8,7 @@ from funcpipe.cli.parser import build_parser
 from funcpipe.client.commands import after_failure, after_removal
 from funcpipe.client.failures import awaited_by, final_failure, first_failure, how_it_ended
 from funcpipe.core import Busy, LeaseDocument, Outcome, WorkerReport
+from funcpipe.core.lifetime import WHY_GONE
 from funcpipe.platforms.base import Cause, Handle, State, Status
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys
@@ -89,6 +90,14 @@ def test_os_exit_is_called_that(status: Status, told: str) -> None:
 def test_a_function_that_lost_its_lease_did_not_exit_by_itself() -> None:
     said = how_it_ended(Handle(worker="s0.r0", name="function 1"), Status(state=State.DONE), None, taken_by=2)
     assert said == "(function 1) ended without a report, as attempt 2 had taken its lease"
+
+
+def test_a_function_whose_lease_is_missing_is_not_said_to_have_exited() -> None:
+    handle = Handle(worker="s0.r0", name="function 1")
+    said = how_it_ended(handle, Status(state=State.DONE), None, leased=False)
+    assert said.startswith(f"(function 1) ended without a report, and its lease is missing: {WHY_GONE}; or your code")
+    exited = Status(state=State.FAILED, reason="ended with exit code 3", cause=Cause.EXITED)
+    assert "as after os._exit()" in how_it_ended(handle, exited, None, leased=False)
 
 
 def test_a_function_that_handed_over_did_not_end_without_a_report() -> None:

@@ -197,6 +197,16 @@ def test_a_run_whose_key_is_gone_can_be_deleted_and_so_can_what_others_have_put_
     assert storage.list("") == ()
 
 
+def test_without_a_key_clean_deletes_what_a_half_deleted_run_has_left(
+    storage: MemoryStorage, functions: HeldPlatform, folder: Path
+) -> None:
+    """Neither its record nor a payload says where its functions ran."""
+    left = Keys(RUN, 0, "0123456789abcdef")
+    storage.put(left.function("s0.r0", 0, "2839f05d"), b"theirs")
+    assert clean(storage, RUN, functions.open) == 1
+    assert storage.list("") == ()
+
+
 def test_no_key_is_left_of_a_run_that_could_not_begin(
     functions: ThreadPlatform, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -111,7 +111,7 @@ def test_a_run_without_a_record_is_said_to_be_left_and_can_be_cleaned(stopped: d
         stop(storage, RUN, gone)
     assert str(unknown.value) == (
         f"there is no run {RUN!r} in this storage; {count} objects of one, such as {first}, without a record: "
-        f"{WHY_GONE}; funcpipe clean {RUN} deletes what is left"
+        f"its client ended before it began, {WHY_GONE}; funcpipe clean {RUN} deletes what is left"
     )
     assert clean(storage, RUN, gone) == count
     assert storage.list("") == ()
@@ -146,7 +146,7 @@ def test_a_client_whose_lease_vanishes_says_so_and_the_run_can_be_resumed(
 
 def test_a_client_that_deletes_a_run_another_has_deleted_says_so(storage: MemoryStorage) -> None:
     with (  # noqa: PT012 - the lease vanishes inside
-        pytest.raises(RunUnknown, match=rf"^run {RUN}: the lease of owner 0 is missing: the run was deleted, or"),
+        pytest.raises(RunUnknown, match=rf"^run {RUN}: the lease of owner 0 is missing: the run was deleted, "),
         told_if_taken(RUN),
         owned(storage, RUN) as owner,
     ):

@@ -5,13 +5,14 @@ import threading
 import pytest
 
 from funcpipe.core import LeaseDocument
-from funcpipe.errors import KeyMissing, RunTaken, StorageError, Superseded
+from funcpipe.errors import KeyMissing, PlatformRefused, RunTaken, StorageError, Superseded
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.runstate import owner
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import list_generations, reserve_generation
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import Owner, OwnerLease, Ownership, OwnerSight, owned, refuse_if_owned
+from funcpipe.testing.hostile_storage import HostileStorage, Hostility
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.support.waiting import LONG_S
 
@@ -250,3 +251,28 @@ def test_objects_of_a_half_deleted_run_do_not_count_as_a_run(storage: MemoryStor
     with pytest.raises(KeyMissing):
         dying.get(keys.record_copy)
     assert dying.get(keys.bundle(0)) == b"x"
+
+
+def test_a_storage_that_lists_late_is_refused(storage: MemoryStorage) -> None:
+    """Before, a client tried to become the owner for ever, and said nothing."""
+    late = HostileStorage(storage, Hostility(late_s=LONG_S, lists_late=True))
+    with pytest.raises(PlatformRefused, match="listings of the storage lag behind writes"), owned(late, RUN):
+        pytest.fail("owns what it cannot see")
+    assert storage.list("") == ()
+
+
+def test_a_lease_that_is_there_and_not_listed_is_held() -> None:
+    class Forgetful(MemoryStorage):
+        lists = True
+
+        def list(self, prefix: str) -> tuple[str, ...]:
+            return super().list(prefix) if self.lists else ()
+
+    storage = Forgetful()
+    lease = OwnerLease(storage, Keys(RUN).owner, 0, fresh_s=0.0)
+    lease.take()
+    storage.lists = False
+    lease.check_now()
+    storage.delete(lease.key)
+    with pytest.raises(Superseded, match="the lease of owner 0 is missing"):
+        lease.check_now()

@@ -37,8 +37,8 @@ class AgeingStorage(StorageWrapper):
             old = [key for key, written in self._written.items() if self.day - written >= self.keep_days]
             for key in old:
                 del self._written[key]
-        there = sorted(set(old).intersection(self.list("")))
-        self.delete_many(there)
+        there = sorted(set(old).intersection(self._store.list("")))
+        self._store.delete_many(there)
         self.expired += there
 
     def _note(self, key: str) -> None:
