@@ -4,7 +4,8 @@ import random
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from funcpipe.errors import KeyMissing, StorageBusy
 from funcpipe.platforms.base import OPEN, Gate, Storage
@@ -58,6 +59,10 @@ class HostileStorage(AgeingStorage):
         """Do what a storage should from now on; what is damaged or gone stays so."""
         self._hostility = Hostility()
         self._late.clear()
+
+    def becomes(self, **changes: Any) -> None:
+        """Do some of it otherwise from now on."""
+        self._hostility = replace(self._hostility, **changes)
 
     def put_of_others(self, objects: Mapping[str, bytes]) -> None:
         """Write objects of others, which no run may change."""

@@ -1,0 +1,188 @@
+"""A storage under attack with functions that are threads, and what clients do there: for runs in `attacks`."""
+
+import functools
+import os
+import random
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from funcpipe.client.control import clean, status, stop
+from funcpipe.client.job import Job
+from funcpipe.client.launch import launch
+from funcpipe.client.prepare import prepare
+from funcpipe.client.results import RunResult
+from funcpipe.client.session import session_on
+from funcpipe.client.site import Site
+from funcpipe.core import FaultTolerance, RunSettings
+from funcpipe.errors import FuncPipeError
+from funcpipe.platforms.base import Storage
+from funcpipe.platforms.catalog import load_spec
+from funcpipe.platforms.wrappers import Retried
+from funcpipe.runstate.keyring import FOLDER
+from funcpipe.testing import chaos
+from funcpipe.testing.faults import FunctionFaults, FunctionStorage
+from funcpipe.testing.hostile_storage import HostileStorage, Hostility
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.plans import even_stages
+from funcpipe.testing.thread_platform import ThreadPlatform
+
+RUN, STAGES = "digits", 2
+DEADLINE_S = 60.0
+FAULTS = FaultTolerance(heartbeat_s=0.05, lease_s=1.0, start_s=2.0, checkpoint_steps=2, retained_objects=4, keep=True)
+
+CLIENT_REQUESTS = 200
+"""About so many requests does a client make in a run."""
+
+
+class Wrong(Exception):
+    """The run has ended as none may."""
+
+
+class Sleeper(FunctionFaults):
+    """Nothing goes wrong in a client but that all its threads stand still at a request, until it is woken."""
+
+    def __init__(self, at: int | None) -> None:
+        super().__init__(sleeps_at=None)
+        self._at = at
+        self.asleep = threading.Event()
+
+    def next(self, written: str = "") -> int:
+        """Count a request, and stand still if it is the one."""
+        with self.lock:
+            self.requests += 1
+            if self.requests == self._at:
+                self.awake.clear()
+                self.asleep.set()
+            number = self.requests
+        self.awake.wait()
+        return number
+
+
+@functools.cache
+def jobs(replicas: int) -> tuple[Job, Job]:
+    """The job, for each of two clients: models are traced before threads draw random numbers."""
+    made = tuple(chaos.job(DEADLINE_S) for _ in range(2))
+    stages = even_stages([layer.name for layer in made[0].graph.layers], STAGES)
+    one, other = (replace(job, plan=replace(job.plan, replicas=replicas, stages=stages)) for job in made)
+    return one, other
+
+
+@dataclass
+class World:
+    """A storage, functions that are threads, and clients of a run there that is called `name`.
+
+    `errors` are what clients were told, and `did` what was done because of that, or by another client. `folder` holds
+    the files that a run may leave.
+    """
+
+    draw: random.Random
+    replicas: int
+    hostility: Hostility
+    folder: Path
+    keeps_model: bool = False
+    deadline_s: float = DEADLINE_S
+    name: str = RUN
+    did: list[str] = field(default_factory=list)
+    errors: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.storage = HostileStorage(MemoryStorage(), self.hostility)
+        self.platform = ThreadPlatform(load_spec("local"), self.storage)
+
+    def client(self, sleeper: Sleeper | None = None) -> Storage:
+        """The storage as one client sees it."""
+        seen = self.storage if sleeper is None else FunctionStorage(self.storage, sleeper)
+        return Retried(seen, deadline_s=self.deadline_s)
+
+    def train(self, settings: RunSettings, *, client: int = 0, sleeper: Sleeper | None = None) -> RunResult:
+        """Train, resume or collect the run, as the client of that number."""
+        job = replace(jobs(self.replicas)[client], message_deadline_s=self.deadline_s, prices=self.platform.spec)
+        session = session_on(Site(self.platform, self.client(sleeper), "memory://here"), reopen=self.platform.open)
+        session = replace(session, lasts=self.keeps_model)
+        settings = replace(settings, keep_model=self.keeps_model)
+        return launch(prepare(job, session, faults=FAULTS, settings=settings))
+
+    def begin(self, *, client: int = 0, sleeper: Sleeper | None = None) -> RunResult:
+        """Train a new run."""
+        return self.train(RunSettings(name=self.name), client=client, sleeper=sleeper)
+
+    def resume(self, *, client: int = 0, take_over: bool = False, from_start: bool = False) -> RunResult:
+        """Go on with the run, watch it, or collect it."""
+        settings = RunSettings(resume=self.name, take_over=take_over, from_start=from_start)
+        return self.train(settings, client=client)
+
+    def clean(self, *, take_over: bool = False) -> None:
+        """Delete the run."""
+        clean(self.client(), self.name, self.platform.open, take_over=take_over)
+
+    def stop(self) -> None:
+        """End the run after a step."""
+        stop(self.client(), self.name, self.platform.open, wait_s=1.0)
+
+    def status(self) -> None:
+        """Ask how the run is."""
+        status(self.client(), self.name, self.platform.open)
+
+    def set_keys(self) -> None:
+        """Keep keys in a folder that can be written."""
+        os.environ[FOLDER] = str(self.folder / "keys")
+
+    def lose_keys(self) -> None:
+        """Delete all keys that this machine has kept."""
+        for path in (self.folder / "keys").glob("*"):
+            path.unlink(missing_ok=True)
+            self.storage.happened.add("lost keys")
+
+    def slept(self, note: Callable[[FuncPipeError], None]) -> RunResult:
+        """Train with a client that stands still at some request, while another one does something to the run."""
+        sleeper, ended = Sleeper(self.draw.randrange(1, CLIENT_REQUESTS)), list[RunResult | FuncPipeError]()
+
+        def train() -> None:
+            try:
+                ended.append(self.begin(sleeper=sleeper))
+            except FuncPipeError as error:
+                ended.append(error)
+
+        thread = threading.Thread(target=train)
+        thread.start()
+        while thread.is_alive() and not sleeper.asleep.wait(0.02):
+            pass
+        result = self._other_acts(note) if sleeper.asleep.is_set() else None
+        sleeper.awake.set()
+        thread.join(4 * DEADLINE_S)
+        if not ended:
+            raise Wrong("a client that was woken does not end")
+        if isinstance(ended[0], RunResult):
+            return ended[0]
+        if result is None:
+            raise ended[0]
+        note(ended[0])
+        return result
+
+    def _other_acts(self, note: Callable[[FuncPipeError], None]) -> RunResult | None:
+        verb = self.draw.choice(list(OTHERS))
+        self.did.append(f"another: {verb}")
+        try:
+            return OTHERS[verb](self)
+        except FuncPipeError as error:
+            note(error)
+            return None
+
+
+def _anew(world: World) -> RunResult:
+    world.clean(take_over=True)
+    return world.begin(client=1)
+
+
+OTHERS: dict[str, Callable[[World], RunResult | None]] = {
+    "resume": lambda world: world.resume(client=1),
+    "take over": lambda world: world.resume(client=1, take_over=True),
+    "clean": World.clean,
+    "clean, take over": lambda world: world.clean(take_over=True),
+    "clean, train": _anew,
+    "stop": World.stop,
+    "status": World.status,
+}
+"""What another client does while the first one sleeps."""
