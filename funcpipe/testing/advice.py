@@ -1,13 +1,57 @@
 """What error messages of runs claim, and what they advise: for tests that do as they are told."""
 
+# ruff: noqa: D102 - what the methods of World do is said where they are done
+import random
 import re
-from collections.abc import Callable, Collection
-from typing import TypeVar
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Protocol, TypeVar
 
-from funcpipe.client.results import RunResult
+from torch import Tensor
+
 from funcpipe.core.lifetime import WHY_GONE
 from funcpipe.errors import FuncPipeError
-from funcpipe.testing.attacked_world import World, Wrong
+
+
+class Wrong(Exception):
+    """The run has ended as none may."""
+
+
+class Left(Protocol):
+    """What a run has left: a Left, or what another process has told of one."""
+
+    @property
+    def losses(self) -> tuple[float, ...]: ...
+    def state_dict(self) -> Mapping[str, Tensor]: ...
+
+
+class World(Protocol):
+    """A run under attack: what clients may do to it, and what there is of it.
+
+    `errors` are what clients were told, `did` what was done because of that or by others, and `happened` what the
+    storage and the folders have done.
+    """
+
+    name: str
+    did: list[str]
+    errors: list[str]
+    draw: random.Random
+    keeps_model: bool
+
+    @property
+    def happened(self) -> set[str]: ...
+    def let_happen(self, attacks: Collection[str]) -> None: ...
+    def begin(self) -> Left: ...
+    def slept(self, note: Callable[[FuncPipeError], None]) -> Left: ...
+    def resume(self, *, take_over: bool = False, from_start: bool = False) -> Left: ...
+    def clean(self, *, take_over: bool = False) -> None: ...
+    def stop(self) -> None: ...
+    def status(self) -> None: ...
+    def set_keys(self) -> None: ...
+    def becomes(self, **changes: Any) -> None: ...
+    def heal(self) -> None: ...
+    def own(self) -> list[str]: ...
+    def check_left(self) -> None: ...
+
 
 _MOST = 6
 """A message whose advice leads to another message, and so on, so often leads nowhere."""
@@ -50,7 +94,7 @@ def say(world: World, error: FuncPipeError) -> None:
     """Note an error. Raises Wrong for one that says what has not happened."""
     said = f"{type(error).__name__}: {error}"
     world.errors.append(said.splitlines()[0])
-    happened = world.storage.happened | {done for done in world.did if done.startswith("another: ")}
+    happened = world.happened | {done for done in world.did if done.startswith("another: ")}
     for claim, holds in CLAIMS:
         if re.search(claim, said) and not holds(happened):
             raise Wrong(f"says what is not so: {said.splitlines()[0]}")
@@ -63,7 +107,7 @@ def mend(world: World, error: FuncPipeError) -> None:
     do(world)
 
 
-def follow(world: World, error: FuncPipeError) -> RunResult:
+def follow(world: World, error: FuncPipeError) -> Left:
     """Do what `error` advises, and what each error after it does, until the run has trained. Raises Wrong."""
     for _ in range(_MOST):
         name, do = _advised(error, ADVICE)
@@ -73,7 +117,7 @@ def follow(world: World, error: FuncPipeError) -> RunResult:
         except FuncPipeError as caught:
             say(world, caught)
             error = caught
-        world.storage.heal()
+        world.heal()
     raise Wrong(f"advice leads nowhere: {type(error).__name__}: {error}")
 
 
@@ -91,8 +135,16 @@ def _rename(world: World) -> None:
     world.name = f"{world.name}-again"
 
 
-def _after(first: Callable[[World], None], then: Callable[[World], RunResult]) -> Callable[[World], RunResult]:
-    def both(world: World) -> RunResult:
+def _clean(world: World) -> None:
+    world.clean()
+
+
+def _begin(world: World) -> Left:
+    return world.begin()
+
+
+def _after(first: Callable[[World], None], then: Callable[[World], Left]) -> Callable[[World], Left]:
+    def both(world: World) -> Left:
         first(world)
         return then(world)
 
@@ -100,21 +152,22 @@ def _after(first: Callable[[World], None], then: Callable[[World], RunResult]) -
 
 
 MENDS: tuple[tuple[str, str, Callable[[World], None]], ...] = (
-    (r"set FUNCPIPE_KEY_DIR", "set FUNCPIPE_KEY_DIR", World.set_keys),
+    (r"set FUNCPIPE_KEY_DIR", "set FUNCPIPE_KEY_DIR", lambda world: world.set_keys()),
     (r"must be a name of its own", "another name", _rename),
-    (r"take a server that heeds", "another server", lambda world: world.storage.becomes(ignores_conditions=False)),
-    (r"take a storage whose", "another storage", lambda world: world.storage.becomes(late_s=0.0)),
+    (r"take a server that heeds", "another server", lambda world: world.becomes(ignores_conditions=False)),
+    (r"take a storage whose", "another storage", lambda world: world.becomes(late_s=0.0)),
+    (r"storage must be a folder that can be written", "another folder", lambda world: world.becomes(has_folder=True)),
 )
 """What is advised before a run has begun, by what a message says; the first that fits."""
 
-ADVICE: tuple[tuple[str, str, Callable[[World], RunResult]], ...] = (
-    *((pattern, name, _after(do, World.begin)) for pattern, name, do in MENDS),
-    (r"funcpipe clean \S+\), and (start a new one|train again)", "clean, train", _after(World.clean, World.begin)),
-    (r"(?s)key of run .* is not on this machine", "clean, train", _after(World.clean, World.begin)),
-    (r"funcpipe clean \S+ deletes what is left", "clean, train", _after(World.clean, World.begin)),
+ADVICE: tuple[tuple[str, str, Callable[[World], Left]], ...] = (
+    *((pattern, name, _after(do, _begin)) for pattern, name, do in MENDS),
+    (r"funcpipe clean \S+\), and (start a new one|train again)", "clean, train", _after(_clean, _begin)),
+    (r"(?s)key of run .* is not on this machine", "clean, train", _after(_clean, _begin)),
+    (r"funcpipe clean \S+ deletes what is left", "clean, train", _after(_clean, _begin)),
     (r"--from-start", "--resume --from-start", lambda world: world.resume(from_start=True)),
     (r"--take-over", "--resume --take-over", lambda world: world.resume(take_over=True)),
-    (r"there is no run", "train", World.begin),
-    (r"--resume|resume it", "--resume", World.resume),
+    (r"there is no run", "train", _begin),
+    (r"--resume|resume it", "--resume", lambda world: world.resume()),
 )
 """What is advised, by what a message says or notes; the first that fits."""

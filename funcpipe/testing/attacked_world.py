@@ -1,12 +1,15 @@
 """A storage under attack with functions that are threads, and what clients do there: for runs in `attacks`."""
 
+import contextlib
 import functools
 import os
 import random
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from funcpipe.client.control import clean, status, stop
 from funcpipe.client.job import Job
@@ -18,10 +21,11 @@ from funcpipe.client.site import Site
 from funcpipe.core import FaultTolerance, RunSettings
 from funcpipe.errors import FuncPipeError
 from funcpipe.platforms.base import Storage
-from funcpipe.platforms.catalog import load_spec
+from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.platforms.wrappers import Retried
 from funcpipe.runstate.keyring import FOLDER
 from funcpipe.testing import chaos
+from funcpipe.testing.advice import Wrong
 from funcpipe.testing.faults import FunctionFaults, FunctionStorage
 from funcpipe.testing.hostile_storage import HostileStorage, Hostility
 from funcpipe.testing.memory_storage import MemoryStorage
@@ -32,12 +36,18 @@ RUN, STAGES = "digits", 2
 DEADLINE_S = 60.0
 FAULTS = FaultTolerance(heartbeat_s=0.05, lease_s=1.0, start_s=2.0, checkpoint_steps=2, retained_objects=4, keep=True)
 
+BESIDE = (f"{RUN}-2/generations/0000", f"{RUN}0/run.json", "other/x", f"_watch/{RUN}/notes")
+BELOW = ("2024/images.bin", "run.json", "generations/README", "owner/leases/mine", "g0000-xyz/run.json", "server")
+"""What others have beside a run, and below its name."""
+
+REQUESTS = 900
+"""About so many requests are made in a run; attacks come before."""
+
+ENDS_WITHIN_S = 30.0
+"""So long may threads take to end on a machine that is busy."""
+
 CLIENT_REQUESTS = 200
 """About so many requests does a client make in a run."""
-
-
-class Wrong(Exception):
-    """The run has ended as none may."""
 
 
 class Sleeper(FunctionFaults):
@@ -86,9 +96,11 @@ class World:
     name: str = RUN
     did: list[str] = field(default_factory=list)
     errors: list[str] = field(default_factory=list)
+    has_folder: bool = True
 
     def __post_init__(self) -> None:
         self.storage = HostileStorage(MemoryStorage(), self.hostility)
+        self.threads = set(threading.enumerate())
         self.platform = ThreadPlatform(load_spec("local"), self.storage)
 
     def client(self, sleeper: Sleeper | None = None) -> Storage:
@@ -104,8 +116,29 @@ class World:
         settings = replace(settings, keep_model=self.keeps_model)
         return launch(prepare(job, session, faults=FAULTS, settings=settings))
 
+    @property
+    def happened(self) -> set[str]:
+        """What the storage, and the folders, have done to the run."""
+        return self.storage.happened
+
+    def becomes(self, **changes: Any) -> None:
+        """Let the storage do some of it otherwise from now on; `has_folder` is whether it has a place."""
+        self.has_folder = changes.pop("has_folder", self.has_folder)
+        self.storage.becomes(**changes)
+
+    def heal(self) -> None:
+        """Let the storage do what it should from now on."""
+        self.storage.heal()
+
+    def own(self) -> list[str]:
+        """The keys of all objects but those of others."""
+        return self.storage.own()
+
     def begin(self, *, client: int = 0, sleeper: Sleeper | None = None) -> RunResult:
         """Train a new run."""
+        if not self.has_folder:
+            self.happened.add("no folder")
+            open_storage((self.folder / "file" / "objects").as_uri())
         return self.train(RunSettings(name=self.name), client=client, sleeper=sleeper)
 
     def resume(self, *, client: int = 0, take_over: bool = False, from_start: bool = False) -> RunResult:
@@ -133,7 +166,40 @@ class World:
         """Delete all keys that this machine has kept."""
         for path in (self.folder / "keys").glob("*"):
             path.unlink(missing_ok=True)
-            self.storage.happened.add("lost keys")
+            self.happened.add("lost keys")
+
+    def let_happen(self, attacks: Collection[str]) -> None:
+        """Let others have objects, and let happen what comes at some request, of `attacks` by name."""
+        self.storage.put_of_others({key: f"of others: {key}".encode() for key in BESIDE})
+        below = {f"{RUN}/{key}": f"of others: {key}".encode() for key in BELOW}
+        if "BELOW" in attacks:
+            self.storage.put_of_others(below)
+        moments: dict[str, Callable[[], None]] = {
+            "LATER": lambda: self.storage.put_of_others(below),
+            "KEYS_LOST": self.lose_keys,
+            "STOPPED": lambda: threading.Thread(target=self._stop_by_other).start(),
+        }
+        for attack in [name for name in moments if name in attacks]:
+            self.storage.at_request(self.draw.randrange(20, REQUESTS), moments[attack])
+
+    def check_left(self) -> None:
+        """Raise Wrong if of others anything was touched, or if of the run anything is left besides its objects."""
+        if touched := self.storage.lost_of_others():
+            raise Wrong(f"of others is touched: {touched}")
+        kinds = ("tmp",) if "let objects expire" in self.happened else ("keys", "tmp")  # nobody sees a run vanish
+        if files := [path.name for kind in kinds for path in (self.folder / kind).glob("*")]:
+            raise Wrong(f"files are left: {files}")
+        self.platform.stop_all()
+        until_s = time.monotonic() + ENDS_WITHIN_S
+        while (running := set(threading.enumerate()) - self.threads) and time.monotonic() < until_s:
+            time.sleep(0.01)
+        if running:
+            raise Wrong(f"threads are left: {sorted(thread.name for thread in running)}")
+
+    def _stop_by_other(self) -> None:
+        self.did.append("another: stop")
+        with contextlib.suppress(FuncPipeError):  # as the run may not have begun, or has ended
+            self.stop()
 
     def slept(self, note: Callable[[FuncPipeError], None]) -> RunResult:
         """Train with a client that stands still at some request, while another one does something to the run."""

@@ -11,7 +11,6 @@ import logging
 import os
 import random
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -27,16 +26,14 @@ from funcpipe.errors import FuncPipeError, RunUnknown
 from funcpipe.runstate import owner
 from funcpipe.runstate.keyring import FOLDER, RUN_KEY
 from funcpipe.runstate.renewal import DAY_S
-from funcpipe.testing.advice import follow, mend, say
-from funcpipe.testing.attacked_world import RUN, World, Wrong
+from funcpipe.testing import attacked_world
+from funcpipe.testing.advice import Left, World, Wrong, follow, mend, say
+from funcpipe.testing.attacked_world import REQUESTS
 from funcpipe.testing.hostile_storage import Hostility
 from funcpipe.worker import checkpoint_manager
 from funcpipe.worker.progress import WorkerProgress
 
 _log = logging.getLogger(__name__)
-
-REQUESTS = 900
-"""About so many requests are made in a run; attacks come before."""
 
 SHORT_DEADLINE_S = 4.0
 """The message deadline of runs whose messages vanish, or cannot be written."""
@@ -44,8 +41,6 @@ SHORT_DEADLINE_S = 4.0
 SILENT_S = 1.0
 """After so long, and five heartbeats, an owner that says nothing counts as dead here."""
 
-BESIDE = (f"{RUN}-2/generations/0000", f"{RUN}0/run.json", "other/x", f"_watch/{RUN}/notes")
-BELOW = ("2024/images.bin", "run.json", "generations/README", "owner/leases/mine", "g0000-xyz/run.json", "server")
 TORN = (
     *("/reports/", "/reports/", "/heartbeats/", "/checkpoints/", "/progress/", "/steps/", "/losses/", "/traces/"),
     *("/messages/", "/generations/", "/run.json", "/payloads/", "/leases/", "/functions/", "/stage/", "/data/"),
@@ -67,9 +62,10 @@ class Attack(Enum):
     CONDITIONS = "conditions of puts ignored"
     ASLEEP = "a client sleeps, another acts"
     STOPPED = "another client stops the run"
-    KEYS = "no folder for keys"
+    KEYS = "no home, so no folder for keys"
     KEYS_LOST = "keys vanish meanwhile"
     LOGS = "no folder for logs"
+    FOLDER = "no folder for objects"
     DISK = "storage read-only from some moment"
 
 
@@ -104,19 +100,10 @@ def run(seed: int, attacks: tuple[Attack, ...]) -> Ending:
     """Train under `attacks`, do what is advised, and look what is left."""
     draw, began_s, used_s = random.Random(seed), time.monotonic(), time.process_time()
     replicas = draw.choice((1, 1, 2))
-    expected, threads = undisturbed(replicas), set(threading.enumerate())
-    outcome, wrong = WRONG, ""
+    expected = undisturbed(replicas)
     with _world(draw, replicas, attacks) as world:
-        try:
-            outcome = _ended(world, attacks, expected)
-            _check_rest(world, threads)
-        except Wrong as error:
-            outcome, wrong = WRONG, str(error)
-        except Exception as error:  # noqa: BLE001 - no error but those of funcpipe may end a run: this one is shown
-            _log.exception("the run of seed %d ends by an error that nobody expects", seed)
-            outcome, wrong = WRONG, f"{type(error).__name__}: {error}"
-        finally:
-            world.platform.stop_all()
+        outcome, wrong = attacked(world, attacks, expected)
+        world.platform.stop_all()
     return Ending(
         seed=seed,
         attacks=attacks,
@@ -127,6 +114,19 @@ def run(seed: int, attacks: tuple[Attack, ...]) -> Ending:
         did=tuple(world.did),
         wrong=wrong,
     )
+
+
+def attacked(world: World, attacks: tuple[Attack, ...], expected: Left) -> tuple[str, str]:
+    """Let the run of `world` stand `attacks`; how it ended, and what was wrong with that."""
+    try:
+        outcome = _ended(world, attacks, expected)
+        _check_rest(world)
+    except Wrong as error:
+        return WRONG, str(error)
+    except Exception as error:  # noqa: BLE001 - no error but those of funcpipe may end a run: this one is shown
+        _log.exception("a run ends by an error that nobody expects")
+        return WRONG, f"{type(error).__name__}: {error}"
+    return outcome, ""
 
 
 @functools.cache
@@ -155,18 +155,22 @@ def _hostility(attacks: tuple[Attack, ...], draw: random.Random) -> Hostility:
 
 
 @contextlib.contextmanager
-def _world(draw: random.Random, replicas: int, attacks: tuple[Attack, ...]) -> Iterator[World]:
+def _world(draw: random.Random, replicas: int, attacks: tuple[Attack, ...]) -> Iterator[attacked_world.World]:
     """A world for a run, with folders of its own and clocks that go faster."""
     with tempfile.TemporaryDirectory() as outside, contextlib.ExitStack() as stack:
         folder = Path(outside)
         for name in ("keys", "logs", "tmp"):
             (folder / name).mkdir()
         (folder / "file").touch()
-        keys, logs = (folder / ("file" if attack in attacks else "") for attack in (Attack.KEYS, Attack.LOGS))
-        told = {FOLDER: str(keys / "keys"), "FUNCPIPE_LOG_DIR": str(logs / "logs"), "FUNCPIPE_HISTORY": ""}
+        logs = folder / ("file" if Attack.LOGS in attacks else "") / "logs"
+        told = {FOLDER: str(folder / "keys"), "FUNCPIPE_LOG_DIR": str(logs), "FUNCPIPE_HISTORY": ""}
         stack.enter_context(mock.patch.dict(os.environ, told))
         os.environ.pop(RUN_KEY, None)
-        world = World(draw, replicas, _hostility(attacks, draw), folder, keeps_model=draw.random() < 0.5)
+        if Attack.KEYS in attacks:
+            os.environ["HOME"] = os.environ["XDG_STATE_HOME"] = str(folder / "file")
+            del os.environ[FOLDER]
+        world = attacked_world.World(draw, replicas, _hostility(attacks, draw), folder, keeps_model=draw.random() < 0.5)
+        world.has_folder = Attack.FOLDER not in attacks
         if {Attack.DISK, Attack.AGE, Attack.RENEWED} & set(attacks):
             world.deadline_s = SHORT_DEADLINE_S
         stack.enter_context(mock.patch.object(tempfile, "tempdir", str(folder / "tmp")))
@@ -179,9 +183,9 @@ def _world(draw: random.Random, replicas: int, attacks: tuple[Attack, ...]) -> I
         yield world
 
 
-def _ended(world: World, attacks: tuple[Attack, ...], expected: RunResult) -> str:
+def _ended(world: World, attacks: tuple[Attack, ...], expected: Left) -> str:
     """How the run ends, with all that is done after it."""
-    _prepare(world, attacks)
+    world.let_happen([attack.name for attack in attacks])
     outcome, refused = SAME, ""
     while True:
         try:
@@ -195,43 +199,20 @@ def _ended(world: World, attacks: tuple[Attack, ...], expected: RunResult) -> st
                 continue
             _call_verbs(world)
             if world.draw.random() < 0.5:
-                world.storage.heal()
+                world.heal()
             outcome, result = ADVISED, follow(world, error)
             break
-    world.storage.heal()
+    world.heal()
     check_bits(result, expected)
     _look_after(world, expected)
     return outcome
 
 
-def _prepare(world: World, attacks: tuple[Attack, ...]) -> None:
-    """Let others have objects, and let happen what comes at some request."""
-    storage = world.storage
-    storage.put_of_others({key: f"of others: {key}".encode() for key in BESIDE})
-    below = {f"{RUN}/{key}": f"of others: {key}".encode() for key in BELOW}
-    if Attack.BELOW in attacks:
-        storage.put_of_others(below)
-    if Attack.LATER in attacks:
-        storage.at_request(world.draw.randrange(20, REQUESTS), lambda: storage.put_of_others(below))
-    if Attack.KEYS_LOST in attacks:
-        storage.at_request(world.draw.randrange(1, REQUESTS), world.lose_keys)
-    if Attack.STOPPED in attacks:
-        storage.at_request(
-            world.draw.randrange(1, REQUESTS), lambda: threading.Thread(target=_stop, args=[world]).start()
-        )
-
-
-def _stop(world: World) -> None:
-    world.did.append("another: stop")
-    with contextlib.suppress(FuncPipeError):  # as the run may not have begun, or has ended
-        world.stop()
-
-
 def _has_begun(world: World) -> bool:
-    return any(key.startswith(f"{world.name}/g") for key in world.storage.own())
+    return any(key.startswith(f"{world.name}/g") for key in world.own())
 
 
-def check_bits(found: RunResult, expected: RunResult) -> None:
+def check_bits(found: Left, expected: Left) -> None:
     """Raise Wrong unless the results are the same, but for losses that nobody knows any more."""
     tensors, wanted = found.state_dict(), expected.state_dict()
     if tensors.keys() != wanted.keys() or not all(torch.equal(tensors[name], wanted[name]) for name in wanted):
@@ -244,15 +225,15 @@ def check_bits(found: RunResult, expected: RunResult) -> None:
 
 def _call_verbs(world: World) -> None:
     """Call some verbs on what is left; each answers, or says truly why not."""
-    for verb in world.draw.sample((World.status, World.stop), world.draw.choice((0, 1, 2))):
-        world.did.append(verb.__name__)
+    for verb in world.draw.sample(("status", "stop"), world.draw.choice((0, 1, 2))):
+        world.did.append(verb)
         try:
-            verb(world)
+            getattr(world, verb)()
         except FuncPipeError as error:
             say(world, error)
 
 
-def _look_after(world: World, expected: RunResult) -> None:
+def _look_after(world: World, expected: Left) -> None:
     """Call verbs on a run that has ended well, and collect what is kept once more."""
     _call_verbs(world)
     if world.keeps_model and world.draw.random() < 0.5:
@@ -261,13 +242,13 @@ def _look_after(world: World, expected: RunResult) -> None:
             check_bits(world.resume(), expected)
         except FuncPipeError as error:
             say(world, error)
-            if "lost keys" not in world.storage.happened:
+            if "lost keys" not in world.happened:
                 check_bits(follow(world, error), expected)
 
 
-def _check_rest(world: World, threads: set[threading.Thread]) -> None:
+def _check_rest(world: World) -> None:
     """Clean what is kept; then nothing may be left, and nothing of others be touched."""
-    own = world.storage.own()
+    own = world.own()
     if own and not world.keeps_model and not world.errors:
         raise Wrong(f"{len(own)} objects are left, such as {min(own)}")
     for world.name in sorted({key.partition("/")[0] for key in own}):
@@ -275,16 +256,6 @@ def _check_rest(world: World, threads: set[threading.Thread]) -> None:
             world.clean()
         except RunUnknown as error:
             raise Wrong(f"cannot be cleaned: {error}; {min(own)} is left") from error
-    if left := world.storage.own():
+    if left := world.own():
         raise Wrong(f"{len(left)} objects are left, such as {min(left)}")
-    if touched := world.storage.lost_of_others():
-        raise Wrong(f"of others is touched: {touched}")
-    kinds = ("tmp",) if "let objects expire" in world.storage.happened else ("keys", "tmp")  # nobody sees a run vanish
-    if files := [path.name for kind in kinds for path in (world.folder / kind).glob("*")]:
-        raise Wrong(f"files are left: {files}")
-    world.platform.stop_all()
-    until_s = time.monotonic() + 10
-    while (running := set(threading.enumerate()) - threads) and time.monotonic() < until_s:
-        time.sleep(0.01)
-    if running:
-        raise Wrong(f"threads are left: {sorted(thread.name for thread in running)}")
+    world.check_left()

@@ -74,9 +74,9 @@ class HostileStorage(AgeingStorage):
         """Let something happen at the request of that number."""
         self._due.append((number, happens))
 
-    def own(self) -> dict[str, bytes]:
-        """What lies there but for what others have."""
-        return {key: self._store.get(key) for key in self._store.list("") if key not in self._of_others}
+    def own(self) -> list[str]:
+        """The keys of what lies there but for what others have."""
+        return [key for key in self._store.list("") if key not in self._of_others]
 
     def lost_of_others(self) -> list[str]:
         """The keys of what others had and is gone or has changed, or was written again."""

@@ -8,7 +8,7 @@ import pytest
 from funcpipe.testing.attacks import ADVISED, REFUSED, SAME, Attack, drawn, run
 
 ENDS = {attack: {SAME, ADVISED, REFUSED} for attack in Attack}
-ENDS |= {attack: {REFUSED} for attack in (Attack.BELOW, Attack.CONDITIONS, Attack.KEYS)}
+ENDS |= {attack: {REFUSED} for attack in (Attack.BELOW, Attack.CONDITIONS, Attack.FOLDER, Attack.KEYS)}
 ENDS |= {attack: {SAME} for attack in (Attack.LATER, Attack.LOGS)}
 
 
