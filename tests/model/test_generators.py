@@ -38,7 +38,7 @@ def test_who_computes_goes_before_who_loads() -> None:
 
 
 class Interrupted(threading.Condition):
-    """Whoever waits is interrupted."""
+    """A thread is interrupted while it waits."""
 
     def wait_for(self, predicate: object, timeout: float | None = None) -> Any:
         raise KeyboardInterrupt

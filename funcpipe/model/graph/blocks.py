@@ -85,13 +85,12 @@ def first_assigned(request: TraceRequest, one: Example, buffers: Sequence[str]) 
     The innermost one comes first. None if they are changed in other ways.
     """
     slots = [Slot(*name.rpartition(".")[::2]) for name in buffers]
-    args, kwargs = request.signature.arguments({name: tensor.clone() for name, tensor in one.inputs.items()})
     with (
         preserve_state(request.model),
         forward_only(one.saves_tensors),
         watched_attributes(request.model, slots) as accesses,
     ):
-        request.model(*args, **kwargs)
+        request.signature.call(request.model, one.inputs)
     for slot in sorted(slots, key=lambda slot: -slot.path.count(".") if slot.path else 1):
         lines = [access.line for access in accesses[slot] if not access.is_read]
         if lines:

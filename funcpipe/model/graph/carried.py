@@ -55,8 +55,7 @@ class _Context:
     def forward(self) -> None:
         """Run the model on the first example, with the same random numbers each time."""
         reseed(self.examples[0].seed, GENERATORS)
-        args, kwargs = self.signature.arguments({name: t.clone() for name, t in self.examples[0].inputs.items()})
-        self.model(*args, **kwargs)
+        self.signature.call(self.model, self.examples[0].inputs)
 
 
 def carried_state(

@@ -155,6 +155,11 @@ class Signature:
         bound = inspect.BoundArguments(self.forward, self.tree.unflatten(leaves))
         return bound.args, bound.kwargs
 
+    def call(self, model: nn.Module, inputs: Mapping[str, Tensor]) -> Any:
+        """Call `model` with copies of `inputs`, which its code may write into."""
+        args, kwargs = self.arguments({name: tensor.clone() for name, tensor in inputs.items()})
+        return model(*args, **kwargs)
+
 
 def signature_of(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Signature:
     """The signature of `model` when called with `args` and `kwargs`; raises ModelError if it cannot be called like

@@ -22,14 +22,14 @@ from funcpipe.model.graph.symbols import Form, Symbol, Symbols
 from funcpipe.model.tensors import LEAF
 
 Node = torch.fx.Node
-Runs = Sequence[Mapping[str, NodeRecord]]
+_Runs = Sequence[Mapping[str, NodeRecord]]
 
 InputSizes = dict[str, dict[int, int | str]]
 """The sizes of inputs that a graph takes for granted, by input and dimension: a number, or the name of a free size."""
 
 
 def resolve_sizes(
-    module: torch.fx.GraphModule, outputs: Sequence[Any], runs: Runs, symbols: Symbols, records: dict[str, NodeRecord]
+    module: torch.fx.GraphModule, outputs: Sequence[Any], runs: _Runs, symbols: Symbols, records: dict[str, NodeRecord]
 ) -> tuple[tuple[Any, ...], InputSizes]:
     """Compute numbers that follow from sizes of tensors from the free sizes of the inputs, which become placeholders.
 
@@ -78,7 +78,7 @@ class _Read:
 class _Sizes:
     """The numbers of a graph: which nodes compute them, and what replaces these."""
 
-    def __init__(self, graph: torch.fx.Graph, runs: Runs, symbols: Symbols, records: dict[str, NodeRecord]) -> None:
+    def __init__(self, graph: torch.fx.Graph, runs: _Runs, symbols: Symbols, records: dict[str, NodeRecord]) -> None:
         self.numbers: set[Node] = set()
         self.replaced: dict[Node, Any] = {}
         self._graph = graph

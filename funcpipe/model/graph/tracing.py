@@ -281,9 +281,8 @@ def _refuse_sparse_constants(traced: Traced) -> None:
 
 def _draw(request: TraceRequest, one: Example) -> str | None:
     """The line that draws random numbers without torch, if there is one."""
-    args, kwargs = request.signature.arguments({name: tensor.clone() for name, tensor in one.inputs.items()})
     with preserve_state(request.model), forward_only(one.saves_tensors):
-        return find_random_draw(request.model, lambda: request.model(*args, **kwargs))
+        return find_random_draw(request.model, lambda: request.signature.call(request.model, one.inputs))
 
 
 def _refusal(request: TraceRequest, attempts: Sequence[Attempt], one: Example) -> str:

@@ -30,7 +30,7 @@ class Middle(nn.Module):
 
 
 class Experts(nn.Module):
-    """A mixture of experts that leaves out experts that nobody asked for."""
+    """A mixture of experts that leaves out experts without tokens."""
 
     def __init__(self) -> None:
         super().__init__()

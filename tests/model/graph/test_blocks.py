@@ -1,4 +1,4 @@
-"""What no tracer can record becomes one block, and computes what it does alone, whatever the data."""
+"""Code that no tracer can record becomes one block, and computes what it does alone, whatever the data."""
 
 from typing import Any
 

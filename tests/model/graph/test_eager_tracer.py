@@ -1,4 +1,4 @@
-"""What the eager tracer records, of code that the other tracers cannot take."""
+"""The records of the eager tracer, of code that the other tracers cannot take."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -60,7 +60,7 @@ class Hoarder(nn.Module):
 
 
 def contents(model: Hoarder) -> Any:
-    """What `model` holds, as a copy."""
+    """The state of `model`, as a copy."""
     held = (model.items, model.names, list(model.order), model.members, model.last, vars(model.notes), model.rooms)
     return copy.deepcopy((held, model.tensor, model.seen_by_hook(), list(vars(model.hidden[0])), list(vars(model))))
 

@@ -21,7 +21,7 @@ from tests.model.graph.models import CausalTransformer, ResidualNet
 
 
 def agrees(model: nn.Module, graph: LayerGraph, *args: Any) -> bool:
-    """Whether the stages of `graph` take `args`; if so, they have to compute what the model does."""
+    """Return whether the stages of `graph` take `args`; if so, check that they compute what the model does."""
     try:
         compare_with_model(copy.deepcopy(model), model, graph, (args, {}))
     except DataError:
@@ -179,7 +179,7 @@ def hidden_from_fx(kind: type[Sizes]) -> type[Sizes]:
 
 
 def ways() -> Iterator[Any]:
-    """What may be traced, by fx or hidden from it, at two lengths: two of each four, and all in the long run."""
+    """Models to trace, by fx or hidden from it, at two lengths: two of each four, and all in the long run."""
     for kind in [*CHOICES, *OTHERS]:
         for hide, length in itertools.product((False, True), (9, 12)):
             marks = [] if hide == (length == 12) else [pytest.mark.long]

@@ -1,4 +1,4 @@
-"""What ordinary modules do: each kind is traced, cut everywhere, and compared with the plain module."""
+"""Ordinary modules: each kind is traced, cut everywhere, and compared with the plain module."""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple

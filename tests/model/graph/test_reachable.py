@@ -1,4 +1,4 @@
-"""What a callable reaches is named by its path: attributes, enclosed variables, globals, containers, bound methods."""
+"""A callable reaches objects by paths: attributes, enclosed variables, globals, containers, bound methods."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What torch.distributed.pipelining (2.13.0) gets wrong with ordinary models, each as a model that must train right."""
+"""Mistakes of torch.distributed.pipelining (2.13.0) with ordinary models, each as a model that must train right."""
 
 import math
 import random
@@ -138,7 +138,7 @@ def test_the_gradients_of_tied_weights_can_be_summed_over_stages() -> None:
 
 
 class Layouts(nn.Module):
-    """What crosses is transposed, expanded, strided or channels-last; what reads it depends on that."""
+    """The values that cross are transposed, expanded, strided or channels-last, on which their readers depend."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +165,7 @@ def test_layouts_survive_a_cut() -> None:
 
 
 class Cache:
-    """What a model returns for generation, with tensors inside that no optimiser needs."""
+    """An output for generation, with tensors inside that no optimiser needs."""
 
     def __init__(self) -> None:
         self.kept: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Which route a model takes, why the earlier ones failed, and what no route takes."""
+"""The tracer of each model, the reasons why those before it failed, and models that none can trace."""
 
 import re
 from pathlib import Path

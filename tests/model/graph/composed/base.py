@@ -1,4 +1,4 @@
-"""What all parts of composed models have in common.
+"""The base of all parts of composed models.
 
 A part maps activations (batch, length, `WIDTH`) to others of the same shape; it also sees the model's other inputs. So
 any part can follow any other.
@@ -17,7 +17,7 @@ WORDS = 11
 
 @dataclass
 class Inputs:
-    """What a part sees besides the activations: words (batch, length) and which of them count."""
+    """The inputs of a part besides the activations: words (batch, length) and which of them count."""
 
     words: Tensor
     mask: Tensor

@@ -96,7 +96,7 @@ class Data:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a seed stands for."""
+    """The parts of a model, its samples' lengths and its replicas, as a seed draws them."""
 
     parts: tuple[str, ...]
     skips: dict[int, int]
