@@ -108,11 +108,11 @@ def _unreachable(url: str) -> Iterator[None]:
     """Files are on a read-only disk, which must be their own; S3's gateway on this machine stands still."""
     parts = urlsplit(url)
     if parts.scheme == "file":
-        _remount(parts.path, "ro")
+        remount(parts.path, "ro")
         try:
             yield
         finally:
-            _remount(parts.path, "rw")
+            remount(parts.path, "rw")
         return
     gateways = [pid for pid in running() if "radosgw" in Path(f"/proc/{pid}/comm").read_text(encoding="utf-8")]
     if not gateways:
@@ -124,7 +124,7 @@ def _unreachable(url: str) -> Iterator[None]:
         _signal(gateways, signal.SIGCONT)
 
 
-def _remount(folder: str, how: str) -> None:
+def remount(folder: str, how: str) -> None:
     """Make the disk under `folder` read-only or writable; while a file is being written, it cannot be read-only."""
     until_s = time.monotonic() + 10
     while subprocess.run(["mount", "-o", f"remount,{how}", folder], capture_output=True, check=False).returncode:

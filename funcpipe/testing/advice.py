@@ -171,3 +171,37 @@ ADVICE: tuple[tuple[str, str, Callable[[World], Left]], ...] = (
     (r"--resume|resume it", "--resume", lambda world: world.resume()),
 )
 """What is advised, by what a message says or notes; the first that fits."""
+
+
+def other_acts(world: World, note: Callable[[FuncPipeError], None]) -> Left | None:
+    """Let another client do something to the run, while the first one sleeps; what it has trained, if it has."""
+    verb = world.draw.choice(list(_OTHERS))
+    world.did.append(f"another: {verb}")
+    try:
+        return _OTHERS[verb](world)
+    except FuncPipeError as error:
+        note(error)
+        return None
+
+
+def _clean_anyway(world: World) -> None:
+    world.clean(take_over=True)
+
+
+def _stop(world: World) -> None:
+    world.stop()
+
+
+def _status(world: World) -> None:
+    world.status()
+
+
+_OTHERS: dict[str, Callable[[World], Left | None]] = {
+    "resume": lambda world: world.resume(),
+    "take over": lambda world: world.resume(take_over=True),
+    "clean": _clean,
+    "clean, take over": _clean_anyway,
+    "clean, train": _after(_clean_anyway, _begin),
+    "stop": _stop,
+    "status": _status,
+}

@@ -25,7 +25,7 @@ from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.platforms.wrappers import Retried
 from funcpipe.runstate.keyring import FOLDER
 from funcpipe.testing import chaos
-from funcpipe.testing.advice import Wrong
+from funcpipe.testing.advice import Left, Wrong, other_acts
 from funcpipe.testing.faults import FunctionFaults, FunctionStorage
 from funcpipe.testing.hostile_storage import HostileStorage, Hostility
 from funcpipe.testing.memory_storage import MemoryStorage
@@ -39,6 +39,13 @@ FAULTS = FaultTolerance(heartbeat_s=0.05, lease_s=1.0, start_s=2.0, checkpoint_s
 BESIDE = (f"{RUN}-2/generations/0000", f"{RUN}0/run.json", "other/x", f"_watch/{RUN}/notes")
 BELOW = ("2024/images.bin", "run.json", "generations/README", "owner/leases/mine", "g0000-xyz/run.json", "server")
 """What others have beside a run, and below its name."""
+
+TORN = (
+    *("/reports/", "/reports/", "/heartbeats/", "/checkpoints/", "/progress/", "/steps/", "/losses/", "/traces/"),
+    *("/messages/", "/generations/", "/run.json", "/payloads/", "/leases/", "/functions/", "/stage/", "/data/"),
+    *("/owner/", "/finished.json", ".safetensors"),
+)
+"""Parts of the keys of objects that are torn."""
 
 REQUESTS = 900
 """About so many requests are made in a run; attacks come before."""
@@ -108,9 +115,11 @@ class World:
         seen = self.storage if sleeper is None else FunctionStorage(self.storage, sleeper)
         return Retried(seen, deadline_s=self.deadline_s)
 
-    def train(self, settings: RunSettings, *, client: int = 0, sleeper: Sleeper | None = None) -> RunResult:
-        """Train, resume or collect the run, as the client of that number."""
-        job = replace(jobs(self.replicas)[client], message_deadline_s=self.deadline_s, prices=self.platform.spec)
+    def train(self, settings: RunSettings, *, sleeper: Sleeper | None = None) -> RunResult:
+        """Train, resume or collect the run, as a client that sleeps, or as another one."""
+        job = replace(
+            jobs(self.replicas)[sleeper is None], message_deadline_s=self.deadline_s, prices=self.platform.spec
+        )
         session = session_on(Site(self.platform, self.client(sleeper), "memory://here"), reopen=self.platform.open)
         session = replace(session, lasts=self.keeps_model)
         settings = replace(settings, keep_model=self.keeps_model)
@@ -127,24 +136,24 @@ class World:
         self.storage.becomes(**changes)
 
     def heal(self) -> None:
-        """Let the storage do what it should from now on."""
+        """Let the storage do what it should from now on, and clients wait for long."""
+        self.deadline_s = DEADLINE_S
         self.storage.heal()
 
     def own(self) -> list[str]:
         """The keys of all objects but those of others."""
         return self.storage.own()
 
-    def begin(self, *, client: int = 0, sleeper: Sleeper | None = None) -> RunResult:
+    def begin(self, *, sleeper: Sleeper | None = None) -> RunResult:
         """Train a new run."""
         if not self.has_folder:
             self.happened.add("no folder")
             open_storage((self.folder / "file" / "objects").as_uri())
-        return self.train(RunSettings(name=self.name), client=client, sleeper=sleeper)
+        return self.train(RunSettings(name=self.name), sleeper=sleeper)
 
-    def resume(self, *, client: int = 0, take_over: bool = False, from_start: bool = False) -> RunResult:
+    def resume(self, *, take_over: bool = False, from_start: bool = False) -> RunResult:
         """Go on with the run, watch it, or collect it."""
-        settings = RunSettings(resume=self.name, take_over=take_over, from_start=from_start)
-        return self.train(settings, client=client)
+        return self.train(RunSettings(resume=self.name, take_over=take_over, from_start=from_start))
 
     def clean(self, *, take_over: bool = False) -> None:
         """Delete the run."""
@@ -201,7 +210,7 @@ class World:
         with contextlib.suppress(FuncPipeError):  # as the run may not have begun, or has ended
             self.stop()
 
-    def slept(self, note: Callable[[FuncPipeError], None]) -> RunResult:
+    def slept(self, note: Callable[[FuncPipeError], None]) -> Left:
         """Train with a client that stands still at some request, while another one does something to the run."""
         sleeper, ended = Sleeper(self.draw.randrange(1, CLIENT_REQUESTS)), list[RunResult | FuncPipeError]()
 
@@ -215,7 +224,7 @@ class World:
         thread.start()
         while thread.is_alive() and not sleeper.asleep.wait(0.02):
             pass
-        result = self._other_acts(note) if sleeper.asleep.is_set() else None
+        result = other_acts(self, note) if sleeper.asleep.is_set() else None
         sleeper.awake.set()
         thread.join(4 * DEADLINE_S)
         if not ended:
@@ -226,29 +235,3 @@ class World:
             raise ended[0]
         note(ended[0])
         return result
-
-    def _other_acts(self, note: Callable[[FuncPipeError], None]) -> RunResult | None:
-        verb = self.draw.choice(list(OTHERS))
-        self.did.append(f"another: {verb}")
-        try:
-            return OTHERS[verb](self)
-        except FuncPipeError as error:
-            note(error)
-            return None
-
-
-def _anew(world: World) -> RunResult:
-    world.clean(take_over=True)
-    return world.begin(client=1)
-
-
-OTHERS: dict[str, Callable[[World], RunResult | None]] = {
-    "resume": lambda world: world.resume(client=1),
-    "take over": lambda world: world.resume(client=1, take_over=True),
-    "clean": World.clean,
-    "clean, take over": lambda world: world.clean(take_over=True),
-    "clean, train": _anew,
-    "stop": World.stop,
-    "status": World.status,
-}
-"""What another client does while the first one sleeps."""

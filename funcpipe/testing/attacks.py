@@ -28,7 +28,7 @@ from funcpipe.runstate.keyring import FOLDER, RUN_KEY
 from funcpipe.runstate.renewal import DAY_S
 from funcpipe.testing import attacked_world
 from funcpipe.testing.advice import Left, World, Wrong, follow, mend, say
-from funcpipe.testing.attacked_world import REQUESTS
+from funcpipe.testing.attacked_world import REQUESTS, TORN
 from funcpipe.testing.hostile_storage import Hostility
 from funcpipe.worker import checkpoint_manager
 from funcpipe.worker.progress import WorkerProgress
@@ -40,13 +40,6 @@ SHORT_DEADLINE_S = 4.0
 
 SILENT_S = 1.0
 """After so long, and five heartbeats, an owner that says nothing counts as dead here."""
-
-TORN = (
-    *("/reports/", "/reports/", "/heartbeats/", "/checkpoints/", "/progress/", "/steps/", "/losses/", "/traces/"),
-    *("/messages/", "/generations/", "/run.json", "/payloads/", "/leases/", "/functions/", "/stage/", "/data/"),
-    *("/owner/", "/finished.json", ".safetensors"),
-)
-"""Parts of the keys of objects that are torn."""
 
 
 class Attack(Enum):
