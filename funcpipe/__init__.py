@@ -1,7 +1,8 @@
 """Train PyTorch models on serverless functions: profiled, planned, pipelined, predicted.
 
-Everything that users need is imported from here: `from funcpipe import FuncPipe, FaultTolerance, Plan`. Names that need
-torch, numpy or a solver are loaded when they are first used, so that planning on the command line does not load torch.
+Everything that users need is imported from here: `from funcpipe import FuncPipe, FaultTolerance, Plan`. All errors are
+in `funcpipe.errors`, and the protocols of platforms and storages in `funcpipe.platforms.base`. Names that need torch,
+numpy or a solver are loaded when they are first used, so that planning on the command line does not load torch.
 """
 
 import importlib
@@ -12,7 +13,6 @@ from funcpipe.core import (
     Estimate,
     FaultTolerance,
     FunctionSize,
-    Interval,
     InverseLoss,
     JobEstimate,
     JobSpec,
@@ -31,7 +31,6 @@ from funcpipe.core import (
     Provision,
     ProvisionTable,
     Recompute,
-    RequestCounts,
     RunLimits,
     RunSettings,
     ScheduleKind,
@@ -48,39 +47,17 @@ from funcpipe.core import (
     write,
 )
 from funcpipe.errors import (
-    Cancelled,
-    CorruptMessage,
     DataError,
-    DeadlineExceeded,
-    Disagreement,
-    FormatError,
     FuncPipeError,
     Infeasible,
     InputError,
-    InvalidValue,
-    KeyExists,
-    KeyMissing,
     ModelError,
-    NotFinite,
     PlanError,
-    PlatformBusy,
-    PlatformError,
-    PlatformRefused,
-    ReplicasDiffer,
     RunError,
     RunHalted,
     RunInterrupted,
-    RunKeyMissing,
-    RunTaken,
-    RunUnknown,
-    SolverUnavailable,
-    StorageBusy,
-    StorageError,
-    Superseded,
-    TaskFailed,
     WorkerFailed,
 )
-from funcpipe.platforms.base import Cause, Deployment, Handle, Platform, State, Status, Storage, StorageUrls
 
 if TYPE_CHECKING:
     from funcpipe.api import FuncPipe
@@ -112,35 +89,22 @@ __all__ = [
     "Bill",
     "Bucket",
     "Callback",
-    "Cancelled",
-    "Cause",
-    "CorruptMessage",
     "DataError",
-    "DeadlineExceeded",
-    "Deployment",
-    "Disagreement",
     "Disturbances",
     "EachStep",
     "Estimate",
     "FaultTolerance",
-    "FormatError",
     "FuncPipe",
     "FuncPipeError",
     "FunctionSize",
-    "Handle",
     "Infeasible",
     "InputError",
-    "Interval",
-    "InvalidValue",
     "InverseLoss",
     "JobEstimate",
     "JobSpec",
-    "KeyExists",
-    "KeyMissing",
     "Market",
     "ModelError",
     "ModelProfile",
-    "NotFinite",
     "Numerics",
     "OnDrift",
     "OnNan",
@@ -150,10 +114,6 @@ __all__ = [
     "Pins",
     "Plan",
     "PlanError",
-    "Platform",
-    "PlatformBusy",
-    "PlatformError",
-    "PlatformRefused",
     "PlatformSpec",
     "Precision",
     "Progress",
@@ -161,37 +121,23 @@ __all__ = [
     "ProvisionTable",
     "Recompute",
     "Replanner",
-    "ReplicasDiffer",
-    "RequestCounts",
     "RunError",
     "RunHalted",
     "RunInfo",
     "RunInterrupted",
-    "RunKeyMissing",
     "RunLimits",
     "RunResult",
     "RunSettings",
     "RunStatus",
-    "RunTaken",
-    "RunUnknown",
     "ScheduleKind",
     "ServerCluster",
     "ServerFunctions",
     "ServerResult",
     "ServerWorker",
     "Site",
-    "SolverUnavailable",
     "SpotPlan",
     "Stage",
-    "State",
-    "Status",
-    "Storage",
-    "StorageBusy",
-    "StorageError",
-    "StorageUrls",
-    "Superseded",
     "Sync",
-    "TaskFailed",
     "Teacher",
     "Trace",
     "TrainingSpec",
@@ -258,6 +204,9 @@ _LAZY = {
 }
 """In which module of the package each name is that is loaded when it is first used."""
 
+_ELSEWHERE = ("funcpipe.errors", "funcpipe.core", "funcpipe.platforms.base")
+"""Modules whose names fewer users need."""
+
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
@@ -265,7 +214,9 @@ def __getattr__(name: str) -> Any:
 
         return version()
     if name not in _LAZY:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        elsewhere = (module for module in _ELSEWHERE if hasattr(importlib.import_module(module), name))
+        hint = next((f"; it is in {module}: from {module} import {name}" for module in elsewhere), "")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
     value = globals()[name] = getattr(importlib.import_module(f"{__name__}.{_LAZY[name]}"), name)
     return value
 

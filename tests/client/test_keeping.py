@@ -7,14 +7,14 @@ import re
 import pytest
 import torch
 
-from funcpipe import InvalidValue, RunSettings, RunUnknown, Verdict, export
+from funcpipe import RunSettings, Verdict, export
 from funcpipe.client.control import clean, status, stop
 from funcpipe.client.launch import launch, launch_detached
 from funcpipe.client.prepare import PreparedRun, prepare
 from funcpipe.client.results import Progress, RunResult
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
-from funcpipe.errors import PlanError, RunInterrupted
+from funcpipe.errors import InvalidValue, PlanError, RunInterrupted, RunUnknown
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.keyring import KeyFolder, signed
