@@ -24,12 +24,12 @@ _PARTS = {
 }
 """What stands in the place of a word in capitals."""
 
-_OF_RUN = (
+OF_RUN = (
     *("generations/GENERATION", "generations/GENERATION.json"),
     *("owner/leases/NUMBER.TOKEN", "owner/heartbeats/NUMBER.TOKEN"),
     *("server/checkpoints/NUMBER.json", "server/checkpoints/NUMBER.safetensors", "server/data/DATA"),
 )
-_OF_GENERATION = (
+OF_GENERATION = (
     *("run.json", "finished.json", "halts/NUMBER", "halts/NUMBER.verdict"),
     *("stage/STAGE.bundle", "stage/STAGE.tensors", "data/DATA", "payloads/NAME"),
     *("messages/NAME/NUMBER/NAME", "messages/NAME/NUMBER.NUMBER/NAME"),
@@ -41,6 +41,8 @@ _OF_GENERATION = (
     *("server/data/DATA", "server/work/NAME/NUMBER/NUMBER", "server/pushes/NAME/NUMBER/NUMBER"),
     "server/parameters/NUMBER",
 )
+"""The keys below a run, and below one of its generations, as patterns (docs/architecture.md says what each is)."""
+
 _OF_MEASUREMENT = (
     *("INDEX", "layers/INDEX.bundle", "layers/INDEX.tensors", "times/NAME/INDEX"),
     *("probes/INDEX/machine", "probes/INDEX/failure", "probes/INDEX/trial"),
@@ -53,7 +55,7 @@ def _any_of(places: Sequence[str]) -> str:
 
 
 _WRITTEN = re.compile(
-    rf"[a-z0-9][a-z0-9-]*/(?:{_any_of(_OF_RUN)}|g{_PARTS['GENERATION']}/(?:{_any_of(_OF_GENERATION)}))"
+    rf"[a-z0-9][a-z0-9-]*/(?:{_any_of(OF_RUN)}|g{_PARTS['GENERATION']}/(?:{_any_of(OF_GENERATION)}))"
     rf"|(?:profile|measure)-[0-9a-f]{{12,16}}/(?:{_any_of(_OF_MEASUREMENT)})",
     re.ASCII,
 )
