@@ -19,7 +19,8 @@ from torch.utils.data import TensorDataset
 import funcpipe
 from funcpipe import EachStep, FaultTolerance, FuncPipe, Plan, Progress, RunInterrupted
 
-EPOCHS, GLOBAL_BATCH, MICRO_BATCH, STOPPED_AT = 32, 64, 32, 5
+SAMPLES, GLOBAL_BATCH, MICRO_BATCH = 256, 64, 32
+MANY_EPOCHS, MORE_EPOCHS, STOPPED_AT = 1000, 16, 5
 
 
 def network() -> nn.Module:
@@ -30,7 +31,7 @@ def network() -> nn.Module:
 
 def points() -> TensorDataset:
     """Points of the plane; the class of each says whether it lies in the unit circle."""
-    x = 3 * torch.rand(256, 2, generator=torch.Generator().manual_seed(1)) - 1.5
+    x = 3 * torch.rand(SAMPLES, 2, generator=torch.Generator().manual_seed(1)) - 1.5
     return TensorDataset(x, (x.norm(dim=1) < 1).long())
 
 
@@ -45,19 +46,19 @@ def stop(progress: Progress) -> None:
         signal.raise_signal(signal.SIGINT)
 
 
-def train_in_parts(plan: Plan, run: str, storage: str) -> None:
-    """Half of the epochs are interrupted, which saves a step; then the rest of that half, then the other."""
-    how = {
-        "plan": plan,
-        "storage": storage,
-        "faults": FaultTolerance(heartbeat_s=0.1),
-    }  # an end is heard of soon
+def train_in_parts(plan: Plan, run: str, storage: str) -> int:
+    """Train until interrupted, which saves a step; to the end of that epoch; and some more epochs. Return how many."""
+    how = {"plan": plan, "storage": storage, "faults": FaultTolerance(heartbeat_s=0.1)}
+    saved_step = 0
     try:
-        new_pipe().train(points(), epochs=EPOCHS // 2, run=run, callbacks=[EachStep(stop)], **how)
+        new_pipe().train(points(), epochs=MANY_EPOCHS, run=run, callbacks=[EachStep(stop)], **how)
     except RunInterrupted as interrupted:
         print(interrupted, *interrupted.__notes__, sep="\n")
-    for epochs in (EPOCHS // 2, EPOCHS):
+        saved_step = interrupted.saved_step or 0
+    begun = saved_step * GLOBAL_BATCH // SAMPLES + 1
+    for epochs in (begun, begun + MORE_EPOCHS):
         new_pipe().train(points(), epochs=epochs, resume=run, **how)
+    return begun + MORE_EPOCHS
 
 
 def main() -> None:
@@ -67,15 +68,15 @@ def main() -> None:
     plan = pipe.optimize(global_batch=GLOBAL_BATCH, time_value=3.84)
     with tempfile.TemporaryDirectory() as folder:
         storage, run = sys.argv[1] if len(sys.argv) > 1 else f"file://{folder}", f"circle-{uuid.uuid4().hex[:8]}"
-        train_in_parts(plan, run, storage)
+        epochs = train_in_parts(plan, run, storage)
         save_file(funcpipe.export(run, storage=storage), "model.safetensors")
         funcpipe.clean(funcpipe.open_storage(storage), run)
 
     model = network().eval()
     model.load_state_dict(load_file("model.safetensors"))
-    at_once = pipe.train(points(), epochs=EPOCHS).state_dict()
+    at_once = pipe.train(points(), epochs=epochs).state_dict()
     same = all(torch.equal(tensor, at_once[name]) for name, tensor in model.state_dict().items())
-    print(f"{EPOCHS} epochs in three parts: {'the same bits as' if same else 'other bits than'} in one")
+    print(f"{epochs} epochs in three parts: {'the same bits as' if same else 'other bits than'} in one")
     x, inside = points().tensors
     right = (model(x).argmax(1) == inside).float().mean().item()
     print(f"model.safetensors: {right:.0%} of the points are right")

@@ -8,6 +8,7 @@ import pytest
 from funcpipe.cli import main
 from funcpipe.core import ModelProfile, PlatformSpec, StorageReport, from_text, read, write
 from funcpipe.platforms.catalog import load_spec, open_storage
+from tests.support.waiting import wait_until
 
 
 def imposed(path: Path) -> PlatformSpec:
@@ -20,15 +21,23 @@ def imposed(path: Path) -> PlatformSpec:
 def test_a_platform_that_is_imposed_is_found_by_its_functions(tmp_path: Path) -> None:
     spec = imposed(tmp_path / "spec.json")
     words = ["platforms", "measure", "local", "--like", str(tmp_path / "spec.json"), "-o", str(tmp_path / "found.json")]
-    assert main(words) == 0
-    found = read(PlatformSpec, tmp_path / "found.json")
-    size, expected = found.sizes[0], spec.sizes[0]
-    assert 0.02 <= found.latency_s < 0.2
-    assert 0.2 <= found.cold_start_s < 5
-    assert 0.5 * expected.upload_bytes_s < size.upload_bytes_s < 1.05 * expected.upload_bytes_s
-    assert 0.5 * expected.download_bytes_s < size.download_bytes_s < 1.05 * expected.download_bytes_s
-    assert 100 << 20 < (found.base_memory_bytes or 0) < 600 << 20
-    assert found.sources["vcpu"].startswith("measured by functions")
+    expected = spec.sizes[0]
+
+    def is_found() -> bool:
+        """Measure once more; others may take the processors, and make functions slower than what was imposed."""
+        assert main(words) == 0
+        found = read(PlatformSpec, tmp_path / "found.json")
+        size = found.sizes[0]
+        assert found.latency_s >= 0.02
+        assert found.cold_start_s >= 0.2
+        assert size.upload_bytes_s < 1.05 * expected.upload_bytes_s
+        assert size.download_bytes_s < 1.05 * expected.download_bytes_s
+        assert 100 << 20 < (found.base_memory_bytes or 0) < 600 << 20
+        assert found.sources["vcpu"].startswith("measured by functions")
+        slowest_bytes_s = min(size.upload_bytes_s, size.download_bytes_s)
+        return found.latency_s < 0.2 and found.cold_start_s < 5 and slowest_bytes_s > 0.5 * expected.upload_bytes_s
+
+    wait_until(is_found)
 
 
 def test_a_model_is_profiled_in_functions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
