@@ -1,4 +1,4 @@
-"""What the cost model is given: the loads of stages on their functions, and the setting that holds for a whole plan.
+"""The input of the cost model: the loads of stages on their functions, and the setting that holds for a whole plan.
 
 Every field of `Loads` is an array with one element for each stage. The stages may be those of one plan (shape
 `[stages]`), of many plans side by side (`[plans, stages]`), or all stages that there could be on all function sizes
@@ -11,6 +11,7 @@ and sends the sum. In one stage [0, 4) they are merely counted twice by the sum 
 
 from collections import defaultdict
 from dataclasses import dataclass, fields
+from functools import cached_property
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from funcpipe.scheduler.schedules import in_flight
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ties:
-    """What stages have of parameters that several layers use.
+    """The shares of stages in parameters that several layers use.
 
     `repeated_bytes` is what a sum over layers counts too often; the gradients of `borrowed_bytes` are summed over the
     replicas by an earlier stage; the rest is what one function sends and reads of their gradients in an iteration.
@@ -78,7 +79,7 @@ def stage_ties(first: IntArray, stop: IntArray, profile: ModelProfile) -> Ties:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTraffic:
-    """What stages write (`out`) and read (`in`) for one micro-batch: bytes in 32-bit numbers, and storage objects."""
+    """Bytes in 32-bit numbers, and objects, that stages write (`out`) and read (`in`) for one micro-batch."""
 
     forward_out_bytes: Array
     forward_out_objects: Array
@@ -97,7 +98,7 @@ class StageTraffic:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loads:
-    """What stages compute and hold, and the functions they run on; seconds, bytes and dollars as named.
+    """The work and memory of stages, and the functions they run on; seconds, bytes and dollars as named.
 
     `layer_parameter_bytes` is the sum over layers, in which `ties` occur more than once. `input_bytes` is all that a
     stage keeps of a micro-batch under recomputation: what it reads from other stages and of the model's inputs;
@@ -136,9 +137,9 @@ class Loads:
         return self.parameter_bytes - self.ties.borrowed_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Setting:
-    """What holds for all stages of a plan. `micro_batches` counts those of all replicas together.
+    """The choices that hold for all stages of a plan. `micro_batches` counts those of all replicas together.
 
     `sync` and `streams` are the way of synchronising of all stages; where `sync` is None, each has its own.
 
@@ -165,12 +166,12 @@ class Setting:
     stores: Stores = DEFAULT_STORES
     joint_bytes: int | None = None
 
-    @property
+    @cached_property
     def message_store(self) -> StoreSpec:
         """Where activations and their gradients travel."""
         return self.spec.store(self.stores.messages)
 
-    @property
+    @cached_property
     def sum_store(self) -> StoreSpec:
         """Through which replicas sum their gradients."""
         return self.spec.store(self.stores.sums)

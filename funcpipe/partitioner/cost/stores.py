@@ -1,4 +1,4 @@
-"""What stages move through the stores of messages and of sums: bytes, requests, and what they cost.
+"""The traffic of stages through the stores of messages and of sums: bytes, requests, and what they cost.
 
 Activations and their gradients are messages, and so are outputs that replicas exchange for a joint loss. What replicas
 exchange to sum gradients, and the gradients of tied parameters, which travel at the same time, are sums. By hand: four
@@ -94,7 +94,7 @@ def requests_each(sync: Sync, replicas: int, streams: Streams) -> tuple[float, f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Traffic:
-    """What each stage moves in one iteration, all replicas together, of one kind; an element for each stage."""
+    """The traffic of each stage in one iteration, all replicas together, of one kind; an element for each stage."""
 
     puts: Array
     gets: Array
@@ -138,7 +138,7 @@ def message_traffic(loads: Loads, setting: Setting) -> Traffic:
 
 
 def sum_traffic(loads: Loads, setting: Setting, ways: Sequence[SyncWay] | None = None) -> Traffic:
-    """What replicas exchange to sum gradients, and gradients of tied parameters on their way between stages.
+    """The traffic of sums: gradients of replicas, and those of tied parameters on their way between stages.
 
     `ways` are those of the stages, as in `requests`.
     """
@@ -193,6 +193,23 @@ def way_usd(way: SyncWay, loads: Loads, setting: Setting) -> Array:
     if store.costs_by_byte:
         usd = usd + store.transfer_usd(*sync_bytes(way, loads, setting))  # type: ignore[arg-type]
     return usd
+
+
+def ways_usd(ways: tuple[SyncWay, ...], loads: Loads, setting: Setting) -> Array:
+    """The same for each of several ways, along a last axis."""
+    store = setting.sum_store
+    puts, gets = _requests_of(ways, setting.replicas)
+    usd: Array = store.request_usd(puts, gets) + np.zeros((*loads.summed_bytes.shape, 1))  # type: ignore[arg-type]
+    if store.costs_by_byte:
+        moved = {way.sync: store.transfer_usd(*sync_bytes(way, loads, setting)) for way in ways}  # type: ignore[arg-type]
+        usd = usd + np.stack([np.broadcast_to(moved[way.sync], loads.summed_bytes.shape) for way in ways], axis=-1)
+    return usd
+
+
+@lru_cache
+def _requests_of(ways: tuple[SyncWay, ...], replicas: int) -> tuple[Array, Array]:
+    puts, gets = np.array([sync_requests(way, replicas) for way in ways], dtype=np.float64).T
+    return puts, gets
 
 
 def storage_usd(loads: Loads, setting: Setting, ways: Sequence[SyncWay] | None = None) -> Array:
@@ -256,7 +273,7 @@ def largest_shares(way: SyncWay, replicas: int) -> tuple[float, float]:
 def store_estimates(
     loads: Loads, setting: Setting, iteration_s: float, ways: Sequence[SyncWay]
 ) -> tuple[StoreEstimate, ...]:
-    """What messages and sums take of their stores; the hours of a store count with the first kind that is in it."""
+    """The shares of messages and sums in their stores; the hours of a store count with the first kind that is in it."""
     stores = setting.stores
     found: list[StoreEstimate] = []
     kinds = [

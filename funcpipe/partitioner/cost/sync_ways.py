@@ -3,7 +3,7 @@
 More requests buy fewer seconds: of ways that take as many requests, only the fastest counts, and a way counts only if
 it is faster than all that take fewer. So the seconds of a row of `WayTable` fall from left to right, and its dollars
 rise. By hand, for four replicas: all-reduce takes 4 puts and 6 gets, an exchange in one round 4 and 12. If all-reduce
-takes 9 s and the exchange 7 s, both count; if the exchange takes 10 s, its column says 9 s and nobody chooses it.
+takes 9 s and the exchange 7 s, both count; if the exchange takes 10 s, its column says 9 s and it is never chosen.
 
 Where a store costs by the byte, an exchange of the same number of requests costs more for a larger gradient, and where
 it takes no large objects, some ways are only for small ones: then each stage has an order of its own. Ways are counted
@@ -19,7 +19,7 @@ import numpy as np
 from funcpipe.core import Sync, SyncWay, usual_streams
 from funcpipe.partitioner.cost import Array, BoolArray, IntArray
 from funcpipe.partitioner.cost.loads import Loads, Setting
-from funcpipe.partitioner.cost.stores import link, way_usd, ways_fit
+from funcpipe.partitioner.cost.stores import link, ways_fit, ways_usd
 from funcpipe.partitioner.cost.sync_time import Cut, candidates, exposed_s, sync_time_s
 
 _ROWS = 48
@@ -129,10 +129,12 @@ def way_table(loads: Loads, setting: Setting, *, workers: int) -> WayTable:
     rows, example, row = np.unique(
         np.stack([column.ravel() for column in columns]), axis=1, return_index=True, return_inverse=True
     )
-    fits = ways_fit(ways, loads, setting)[:, 0]
-    usd = np.concatenate([np.broadcast_to(way_usd(way, loads, setting), (stages, 1)) for way in ways], axis=1)
     starts = np.flatnonzero(np.diff(rows[0], prepend=-1.0))  # rows are sorted by the bytes that are summed
-    usd = np.where(fits, usd, np.inf)[example[starts] // sizes]
+    usd = np.where(ways_fit(ways, loads, setting), ways_usd(ways, loads, setting), np.inf)[:, 0]
+    usd = usd[example[starts] // sizes]
+    if (usd == usd[0]).all():  # then no row needs to be put into an order of its own
+        order = np.argsort(usd[0], kind="stable")
+        ways, usd = tuple(ways[place] for place in order), usd[:, order]
     return _in_order(ways, usd, _seconds(rows, setting, ways), starts, row.reshape(stages, sizes))
 
 
@@ -143,10 +145,13 @@ def _in_order(ways: tuple[SyncWay, ...], usd: Array, seconds: Array, starts: Int
     repeats its last one.
     """
     group = np.repeat(np.arange(len(starts)), np.diff(starts, append=len(seconds)))
-    order = np.argsort(usd, axis=1, kind="stable")
-    usd = np.take_along_axis(usd, order, axis=1)
-    seconds = np.take_along_axis(seconds, order[group], axis=1)
-    seconds[np.isinf(usd)[group]] = np.inf
+    order = np.broadcast_to(np.arange(usd.shape[1]), usd.shape)
+    if (usd[:, 1:] < usd[:, :-1]).any():
+        order = np.argsort(usd, axis=1, kind="stable")
+        usd = np.take_along_axis(usd, order, axis=1)
+        seconds = np.take_along_axis(seconds, order[group], axis=1)
+    if np.isinf(usd).any():
+        seconds[np.isinf(usd)[group]] = np.inf
     np.minimum.accumulate(seconds, axis=1, out=seconds)
     faster = np.ones(usd.shape, dtype=bool)
     faster[:, 1:] = np.logical_or.reduceat(seconds[:, 1:] < seconds[:, :-1], starts, axis=0)
