@@ -42,8 +42,8 @@ def test_a_network_of_two_layers() -> None:
     found = path_costs(two, paths, np.zeros_like(paths))
     assert found.stages.tolist() == [2, 1]
     at_node = [Labels.of_end(2)]
-    at_node += [extended(two, 1, at_node, np.zeros(3))]
-    at_node += [extended(two, 2, at_node, np.zeros(3))]
+    at_node += [extended(two, 1, at_node)]
+    at_node += [extended(two, 2, at_node)]
     assert [len(labels) for labels in at_node] == [1, 1, 2]
     assert sorted(zip(*paths_of(two, at_node, range(2)).tolist(), strict=True)) == [(1, 0), (2, -1)]
 

@@ -1,4 +1,4 @@
-"""What any completion of a partial plan takes at least: everything that may lie in front of a node.
+"""The least that any completion of a partial plan takes, and which partial plans are worth keeping.
 
 For each node, shortest paths from the start give the least dollars, seconds and slowest lanes of what comes before it.
 Together with a label at the node they bound every plan that the label can become, from below. As in `time_window`, the
@@ -9,20 +9,15 @@ By hand, in seconds alone: before a node lie at least 5 s of lanes, with a slowe
 micro-batches follow the first. A label of 4 s in all whose slowest lanes take 2 s becomes a plan of at least
 5 + 4 + 2 · 2 = 13 s.
 
-Which ways of synchronising a label needs at least, and which are more than any of its completions can use.
+`UsefulWays`: ways of synchronising are ordered by requests, and more requests take fewer seconds. What a way is worth
+depends on when the iteration ends, which in a window is known within narrow limits: so of dozens of ways one or two are
+left for most labels. By hand: an iteration ends between 10 and 10.1 s. Behind the forward passes, which take at least
+4 s, a stage has done its last backward after 5 s. So its sums may take 1.1 s at most: slower ways are too late. Another
+stage ends 5.9 s after the forward passes, whatever this one does: ways that take less than 0.9 s cost requests and gain
+nothing. And a way that saves 1 ms for 0.001 $ is not worth it where a second of an iteration costs no more than 0.1 $.
 
-Ways are ordered: more requests, fewer seconds. What a way is worth depends on when the iteration ends, which in a
-window of time is known within narrow limits: so of dozens of ways one or two are left for most labels.
-
-By hand: an iteration ends between 10 and 10.1 s. Behind the forward passes, which take at least 4 s, a stage has done
-its last backward after 5 s. So its sums may take 1.1 s at most: slower ways are too late. Another stage ends 5.9 s
-after the forward passes, whatever this one does: ways that take less than 0.9 s cost requests and gain nothing. And a
-way that saves 1 ms for 0.001 $ is not worth it where a second of an iteration costs no more than 0.1 $.
-
-Which labels of a window are worth keeping: what all searches through a window have in common.
-
-A label is worth keeping if one of its completions may be better than the best plans known and lie in the window. A
-complete plan pays for the requests that its end needs: of all ends that it may have, one must be good enough.
+`Promising`: a label is worth keeping if one of its completions may be better than the best plans known and lie in the
+window. A complete plan pays for the requests that its end needs: of all ends that it may have, one must be good enough.
 """
 
 from collections.abc import Sequence
@@ -44,11 +39,11 @@ _ENDS = 32
 """For how many ends labels know their cheapest ways of synchronising."""
 
 _SCALES = (0.0, 0.5, 1.0, 2.0, 4.0)
-"""What the weights of the ends before a node are multiplied by; what is left to 1 is the weight of the label's end."""
+"""Factors of the weights of the ends before a node; what is left to 1 is the weight of the label's end."""
 
 
 class _Ahead(IntEnum):
-    """What is summed up along paths from the start: the columns of their weights, after those of `_SCALES`."""
+    """Sums along paths from the start: the columns of their weights, after those of `_SCALES`."""
 
     UNTIMED_USD = len(_SCALES)
     WORKED_USD = len(_SCALES) + 1
@@ -71,7 +66,6 @@ class CompletionBounds:
     window: TimeWindow
     ends_s: Array
     in_front: Array
-    closing_usd: Array
     least_lane_s: Array
     timed_usd: Array
     later_timed_usd: Array
@@ -127,8 +121,6 @@ class CompletionBounds:
                 own_lane = np.where(cap > 0, self.timed_usd[node, i][own_cap] + own_usd, np.inf)
                 lanes = np.minimum(own_lane, self.later_timed_usd[node, i][cap])
                 most = np.maximum(most, second_usd * _mean_end_s(labels, share) + lanes)
-                if scale == 1.0:
-                    most = np.maximum(most, labels.mean_usd + lanes)
         found: Array = most + second_usd * tail.forward_s
         return found
 
@@ -161,7 +153,6 @@ def completion_bounds(window: TimeWindow) -> CompletionBounds:
         window=window,
         ends_s=_ends_s(first_s, window.high_s - forward_s, network.options.ways.columns),
         in_front=in_front(network, weights),
-        closing_usd=closing_usd(network, weights, second_usd),
         least_lane_s=caps.least_lane_s,
         timed_usd=timed_usd,
         later_timed_usd=np.concatenate([later, np.full((*later.shape[:2], 1), np.inf)], axis=2),
@@ -207,12 +198,12 @@ def _least_peak(network: OptionNetwork, peak: Array) -> Array:
 
 _ROUNDING = 1e-9
 _MOST_USD_S = 1e12
-"""What a second costs where nothing is known of it yet."""
+"""The price of a second where nothing is known of it yet."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UsefulWays:
-    """What is the same for all labels of a window: `worth_it` is each option's last way that is worth its requests."""
+    """The ways that labels of a window may use: `worth_it` is each option's last way that is worth its requests."""
 
     bounds: CompletionBounds
     latest_s: float
@@ -266,7 +257,7 @@ class Promising:
 
     @staticmethod
     def of(window: TimeWindow, incumbents: Incumbents, *, ends: bool = True) -> "Promising":
-        """Those of `window`; without `ends`, labels do not know what they pay for each end, and nobody may ask."""
+        """Those of `window`; without `ends`, labels do not know what they pay for each end."""
         bounds = completion_bounds(window)
         if not ends:
             bounds = replace(bounds, ends_s=bounds.ends_s[:1])
@@ -279,7 +270,7 @@ class Promising:
     def at(self, node: int, at_node: Sequence[Labels]) -> Labels:
         """The labels of `node`: each option that leaves it, in front of each label of the node to which it leads."""
         network = self.bounds.window.network
-        labels = self._kept(extended(network, node, at_node, self.bounds.closing_usd), node)
+        labels = self._kept(extended(network, node, at_node), node)
         labels = with_ways(labels, network, *self.useful.range(labels, node), self.bounds.ends_s)
         return self._kept(labels, node)
 

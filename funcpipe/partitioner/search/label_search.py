@@ -1,35 +1,26 @@
-"""Groups of labels of a node that differ little, and one label that stands for a group.
-
-Labels are points: their seconds there and back, slowest lanes, end, and price, all in dollars of the window. Points in
-the same cell of a grid are alike. The grid is the finest of a series that has few enough cells.
-
-By hand, with cells half as large each time: labels at 0, 1, 2, 9 and 10 $ in a single dimension, at most three groups.
-Cells of 10 $ give two groups, cells of 5 and 2.5 $ three ({0, 1, 2}, {9}, {10}), and cells of 1.25 $ would give four.
-
-The search inside a window: partial plans from the model's end to its start, kept while they may still win.
+"""The searches through a window: partial plans from the model's end to its start, kept while they may still win.
 
 Nodes are visited from the end of the model to its start. At each node, every option that leaves it is put in front of
 every label of the node that it leads to. Then labels are dropped whose cheapest completion is too expensive or whose
-earliest one is too late (`promising`), and those that another label of the node dominates (`dominance`). The
-labels that reach the start are plans, whose ways of synchronising are chosen then (`path_ways`); until then labels know
-only between which ways the choice is (`useful_ways`).
+earliest one is too late (`Promising`). What happens to the others differs:
 
-A quick look keeps a few labels of each node that differ, the most promising of each group (`alike`): it proves nothing,
-but often finds a better plan.
+- `search_labels` keeps those that no other label of the node dominates (`dominance`). The labels that reach the start
+  are plans, whose ways of synchronising are chosen then (`option_network.all_ends`).
+- `likely_plans` keeps a few that differ, the most promising of each group of similar labels: it proves nothing, but
+  often finds a better plan.
+- `needed_options` merges similar labels into one, which is no worse than any of those that it stands for. So what
+  bounds its completions bounds theirs, and if no path of merged labels with an option in it is worth keeping, no plan
+  with that option is. With few labels for each node this takes little time however many plans there are; it finds no
+  plans, but often that there are none, or that a few options are left, among which labels need not be merged. This is a
+  relaxed decision diagram (Bergman, Cire, van Hoeve and Hooker, "Discrete Optimization with Decision Diagrams",
+  INFORMS Journal on Computing 28(1), 2016).
 
-By hand, in the network of two layers in `option_network`: node 1 has one label (option 0). Node 2 has two: option 1 in
-front of that label, and option 2 in front of the empty plan. These are the two plans there are.
-
-Which options the plans of a window may need, found with few labels: those that are alike are merged into one.
-
-A merged label is no worse than any of those that it stands for. So what bounds its completions bounds theirs, and if no
-path of merged labels with an option in it is worth keeping, no plan with that option is. With few labels for each node
-this takes little time however many plans there are; it finds no plans, but often that there are none, or that a few
-options are left, among which labels need not be merged. This is a relaxed decision diagram (Bergman, Cire, van Hoeve
-and Hooker, "Discrete Optimization with Decision Diagrams", INFORMS Journal on Computing 28(1), 2016).
-
-By hand: two labels of a node, 4 s for 1 $ and 5 s for 0.5 $, are merged into one of 4 s for 0.5 $. If 4 s and 0.5 $ are
-too much for every option in front of them, none of these options is needed behind either label.
+Labels are points: their seconds there and back, slowest lanes, end, and price, all in dollars of the window. Points in
+the same cell of a grid are similar. The grid is the finest of a series that has few enough cells. By hand, with cells
+half as large each time: labels at 0, 1, 2, 9 and 10 $ in a single dimension, at most three groups. Cells of 10 $ give
+two groups, cells of 5 and 2.5 $ three ({0, 1, 2}, {9}, {10}), and cells of 1.25 $ would give four. Two labels, 4 s for
+1 $ and 5 s for 0.5 $, are merged into one of 4 s for 0.5 $. If 4 s and 0.5 $ are too much for every option in front of
+them, none of these options is needed behind either label.
 """
 
 import itertools
@@ -53,7 +44,7 @@ _CELLS = 2**62
 """How many grids are tried at most, and of how many cells."""
 
 
-def alike(labels: Labels, bounds: CompletionBounds, node: int, count: int) -> IntArray:
+def similar(labels: Labels, bounds: CompletionBounds, node: int, count: int) -> IntArray:
     """For each label of `node` the number of its group, of `count` at most; labels in a group have as many stages.
 
     There may be more groups than `count` where there are more numbers of stages.
@@ -100,13 +91,12 @@ def merged(labels: Labels, group: IntArray) -> Labels:
         option=none,
         parent=none,
         in_time_usd=least(labels.in_time_usd),
-        mean_usd=least(labels.mean_usd),
         stages=labels.stages[order][starts],
     )
 
 
 def _points(labels: Labels, bounds: CompletionBounds, node: int) -> Array:
-    """What the labels differ in, in dollars: a row for each kind."""
+    """The coordinates of labels, in dollars: a row for each kind."""
     window, tail = bounds.window, labels.tail
     repeats = window.network.repeats
     forward_lane_s = np.maximum(tail.forward_lane_s, bounds.forward_lane_s[node])
@@ -126,7 +116,7 @@ _SAMPLE = 2048
 _HARDLY_FEWER = 0.9
 """If of so many labels of a node more than this share is kept, the others are not compared."""
 _PATHS, _FEW_PATHS = 16, 192
-"""How many paths are found at a time, so that the best of them may make the others useless; and by a quick look."""
+"""How many paths are found at a time, so that the best of them may make the others useless; and by `likely_plans`."""
 
 
 class TooManyLabels(Exception):
@@ -157,30 +147,22 @@ def search_labels(window: TimeWindow, incumbents: Incumbents, *, pair_limit: flo
 
 
 def likely_plans(window: TimeWindow, incumbents: Incumbents, *, keep: int) -> Iterator[IntArray]:
-    """Paths of plans that may be better, as `search_labels`, if of each node only about `keep` labels are kept.
-
-    While any plan in time is welcome, these are the most promising and the earliest, whether they differ or not.
-    """
-    network, early = window.network, incumbents.best == np.inf
+    """Paths of plans that may be better, as `search_labels`, if of each node only about `keep` labels are kept."""
+    network = window.network
     promising = Promising.of(window, incumbents)
     at_node = [promising.of_end()]
     for node in range(1, network.start + 1):
-        labels = _in_order(promising.at(node, at_node), promising, node, early=early)
-        if early:
-            labels = labels.take(np.arange(min(len(labels), keep)))
-        elif node < network.start:
-            _, first = np.unique(alike(labels, promising.bounds, node, keep), return_index=True)
+        labels = _in_order(promising.at(node, at_node), promising, node)
+        if node < network.start:
+            _, first = np.unique(similar(labels, promising.bounds, node, keep), return_index=True)
             labels = labels.take(np.sort(first))
         at_node.append(labels)
     yield from itertools.islice(_plans(promising, at_node), _FEW_PATHS // _PATHS)
 
 
-def _in_order(labels: Labels, promising: Promising, node: int, *, early: bool = False) -> Labels:
-    """The most promising first, and if any plan in time is welcome, those that end early among them."""
-    order = np.argsort(promising.bounds.cheapest_usd(labels, node), kind="stable")
-    if early:
-        order = _interleaved(order, np.argsort(promising.bounds.earliest_s(labels, node), kind="stable"))
-    return labels.take(order)
+def _in_order(labels: Labels, promising: Promising, node: int) -> Labels:
+    """The most promising first."""
+    return labels.take(np.argsort(promising.bounds.cheapest_usd(labels, node), kind="stable"))
 
 
 def _plans(promising: Promising, at_node: Sequence[Labels]) -> Iterator[IntArray]:
@@ -213,14 +195,6 @@ def _undominated(labels: Labels, bounds: CompletionBounds, node: int, incumbents
     return labels.take(kept), pairs
 
 
-def _interleaved(first: IntArray, second: IntArray) -> IntArray:
-    """Two orders of the same numbers as one, which takes from both in turn."""
-    both = np.stack([first, second], axis=1).ravel()
-    _, places = np.unique(both, return_index=True)
-    merged: IntArray = both[np.sort(places)]
-    return merged
-
-
 def needed_options(window: TimeWindow, incumbents: Incumbents, *, labels: int) -> BoolArray:
     """The options of the window without which some plan better than the incumbents may not do.
 
@@ -232,7 +206,7 @@ def needed_options(window: TimeWindow, incumbents: Incumbents, *, labels: int) -
     at_node, links = [promising.of_end()], [(np.empty(0, dtype=np.int64),) * 3]
     for node in range(1, network.start + 1):
         found = promising.at(node, at_node)
-        group = alike(found, promising.bounds, node, labels)
+        group = similar(found, promising.bounds, node, labels)
         links.append((found.option, found.parent, group))
         at_node.append(merged(found, group) if len(found) else found)
     return _on_paths(network.options.after, [len(labels) for labels in at_node], links)

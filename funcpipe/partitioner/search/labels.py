@@ -7,11 +7,15 @@ In which ways its stages synchronise is left open until the plan is complete, wh
 ended. Until then a label ends as early as if all took the fastest way that any completion can use, and pays for the
 slowest that is in time: it is a bound of all its plans. `in_time_usd` says what it pays beyond that if its stages have
 synchronised by each of `ends_s`, seconds that are the same for all labels of a search and count like `finish_s`; or by
-the label's `finish_s` where that is later. `mean_usd` is the least that the weighted mean of its stages' ends costs,
-with the requests of the ways that are best for it. `stages` counts the label's stages.
+the label's `finish_s` where that is later. `stages` counts the label's stages.
 
-By hand: the label of the empty plan lies at node 0 with
-option −1; putting option 0 in front gives a label at node 1 with option 0 and parent 0.
+By hand, in the network of two layers in `option_network`:
+
+    node   option   parent   plan
+    0      −1                the empty plan
+    1      0        0        [1, 2)
+    2      1        0        [0, 1) in front of [1, 2)
+    2      2        0        [0, 2) in front of the empty plan
 """
 
 import itertools
@@ -35,7 +39,6 @@ class Labels:
     option: IntArray
     parent: IntArray
     in_time_usd: Array
-    mean_usd: Array
     stages: IntArray
 
     @staticmethod
@@ -46,7 +49,6 @@ class Labels:
             option=np.array([-1]),
             parent=np.array([-1]),
             in_time_usd=np.zeros((1, ends)),
-            mean_usd=np.zeros(1),
             stages=np.zeros(1, dtype=np.int64),
         )
 
@@ -61,12 +63,11 @@ class Labels:
             option=self.option[which],
             parent=self.parent[which],
             in_time_usd=self.in_time_usd[which],
-            mean_usd=self.mean_usd[which],
             stages=self.stages[which],
         )
 
 
-def extended(network: OptionNetwork, node: int, at_node: Sequence[Labels], closing_usd: Array) -> Labels:
+def extended(network: OptionNetwork, node: int, at_node: Sequence[Labels]) -> Labels:
     """All labels of `node`: each option that leaves it, in front of each label of the node to which it leads.
 
     Left out are options that do not fit with as many stages behind them. The labels do not synchronise the option yet,
@@ -88,7 +89,6 @@ def extended(network: OptionNetwork, node: int, at_node: Sequence[Labels], closi
         option=option,
         parent=np.concatenate([np.arange(count) for count in counts]),
         in_time_usd=np.concatenate([labels.in_time_usd for labels in behind]),
-        mean_usd=np.concatenate([labels.mean_usd for labels in behind]) + closing_usd[option],
         stages=stages + 1,
     )
     fits = stages <= network.options.most_behind[option]
@@ -112,7 +112,6 @@ def with_ways(labels: Labels, network: OptionNetwork, fewest: IntArray, most: In
         labels,
         tail=tail,
         in_time_usd=labels.in_time_usd + table.usd_of(row[:, None], in_time) - fewest_usd[:, None],
-        mean_usd=labels.mean_usd - more_usd,
     )
 
 
