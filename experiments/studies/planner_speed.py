@@ -20,7 +20,7 @@ from experiments.studies.planner_profiles import SHAPES, platform, profile
 from funcpipe.core import ModelProfile, Optimality, Plan, PlatformSpec, ScheduleKind, Sync, TrainingSpec
 from funcpipe.errors import FuncPipeError
 from funcpipe.partitioner.alternatives import pareto_front
-from funcpipe.partitioner.mip.solvers import gurobi, highs, scip
+from funcpipe.partitioner.mip import gurobi, highs, scip
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import exact
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 require_full_name(__name__)
 
 PROFILED_LAYERS = 30
-"""Profiling merges a model's layers to this many unless told otherwise: all the cuts that a plan of a few stages can
+"""Profiling merges a model's layers to this many unless asked otherwise: all the cuts that a plan of a few stages can
 use, and a profile that the exact search plans within a second or two.
 """
 
@@ -31,11 +31,11 @@ exact search still plans in seconds for any graph of layers.
 _SOLVERS = {
     "auto": "search.exact:exact",
     "exact": "search.exact:exact",
-    "gurobi": "mip.solvers:gurobi",
-    "scip": "mip.solvers:scip",
-    "highs": "mip.solvers:highs",
-    "mip": "mip.solvers:mip",
-    "paper": "mip.solvers:paper",
+    "gurobi": "mip:gurobi",
+    "scip": "mip:scip",
+    "highs": "mip:highs",
+    "mip": "mip:mip",
+    "paper": "mip:paper",
 }
 _POLICIES = {
     "exhaustive": "search.exhaustive:exhaustive",

@@ -70,12 +70,12 @@ def _others(problem: Problem, plan: Plan) -> Iterator[Space]:
         return np.full(len(options), not same(setting))
 
     yield from spaces(problem, graph, other_setting)
-    for alike in range(len(choices)):
+    for same_stages in range(len(choices)):
 
-        def other_stage(setting: Setting, options: Options, alike: int = alike) -> BoolArray:
+        def other_stage(setting: Setting, options: Options, same_stages: int = same_stages) -> BoolArray:
             if not same(setting):
                 return np.zeros(len(options), dtype=bool)
-            return _branches_off(graph, options, choices[: alike + 1])
+            return _branches_off(graph, options, choices[: same_stages + 1])
 
         yield from spaces(problem, graph, other_stage)
 
@@ -83,10 +83,10 @@ def _others(problem: Problem, plan: Plan) -> Iterator[Space]:
 def _branches_off(graph: StageGraph, options: Options, choices: Sequence[StageChoice]) -> BoolArray:
     """The options of plans that begin with all of `choices` except the last one, and continue with another stage."""
     first = graph.first[options.edge]
-    *alike, other = choices
+    *shared, other = choices
     kept: BoolArray = first > other.first
     kept |= (first == other.first) & ~_is(graph, options, other)
-    for choice in alike:
+    for choice in shared:
         kept |= _is(graph, options, choice)
     return kept
 

@@ -39,7 +39,7 @@ _ROUNDING = 1e-9
 
 STORE_COSTS = ("latency_s", "price_put_usd", "price_get_usd", "price_sent_usd_gb", "price_received_usd_gb")
 STORE_LIMITS = ("bytes_s", "shared_bytes_s", "largest_bytes")
-"""What a store is better for having less of, hours aside; and for having more of, or no limit."""
+"""Fields of which less is better, hours aside; and fields of which more is better, or no limit."""
 
 
 def in_stores(problem: Problem, stores: Stores) -> Problem:
@@ -103,30 +103,30 @@ class _PairSearch:
     def run(self) -> None:
         """Look into all pairs: until there is a plan, then into the most promising one, then group by group."""
         while self.left and self.best is None:
-            self._look_into(self.left[0])
+            self._search_pair(self.left[0])
         for group in self._groups():
             if len(group) > 1 and not self._must_stop():
                 self._leave_out(group, alone=True)
         if not self._must_stop():
             self._promising_first()
-            self._look_into(self.left[0])
+            self._search_pair(self.left[0])
         for group in self._groups():
             while group and not self._must_stop():
                 if len(group) > 1 and self._leave_out(group, alone=False):
                     break
-                self._look_into(group.pop(0))
+                self._search_pair(group.pop(0))
 
     def _groups(self) -> list[list[Stores]]:
         stores = dict.fromkeys(pair.messages for pair in self.left)
         return [[pair for pair in self.left if pair.messages == messages] for messages in stores]
 
     def _must_stop(self) -> bool:
-        """Whether time is up: nothing is known then of plans in the pairs that are left."""
+        """Return whether time is up: nothing is known then of plans in the pairs that are left."""
         if self.left and self.best is not None and self.time_is_up():
             self.bound, self.left = 0.0, []
         return not self.left
 
-    def _look_into(self, stores: Stores) -> None:
+    def _search_pair(self, stores: Stores) -> None:
         self.left.remove(stores)
         problem = in_stores(self.problem, stores)
         search = search_below(problem, self.cutoff, self.time_is_up, self._spaces(problem, [stores]))
@@ -182,7 +182,7 @@ class _PairSearch:
         self.left.sort(key=lambda stores: self._promise.get(stores, math.inf))
 
     def _price(self, plan: Plan, stores: Stores) -> None:
-        """What `plan` would cost in a pair of stores; it is the best one if it costs less than that."""
+        """Price `plan` in a pair of stores; it is the best one if it costs less than that."""
         moved = replace(plan, stores=stores, prices_note=self.problem.spec.prices_note(stores))
         moved = replace(moved, estimate=evaluate(moved, self.problem.profile, self.problem.spec))
         objective = self.problem.goal.of_plan(moved)
@@ -246,14 +246,14 @@ def store_choices(spec: PlatformSpec, asked: Stores) -> tuple[Stores, ...]:
 
 
 def _is_as_good(spec: PlatformSpec, pair: Stores, other: Stores) -> bool:
-    """Whether no plan is worse in `pair` than in `other`."""
+    """Return whether no plan is worse in `pair` than in `other`."""
     kinds = ((pair.messages, other.messages), (pair.sums, other.sums))
     stores = all(_store_is_as_good(spec.store(a), spec.store(b)) for a, b in kinds)
     return stores and spec.stores_usd_h(pair) <= spec.stores_usd_h(other)
 
 
 def _store_is_as_good(store: StoreSpec, other: StoreSpec) -> bool:
-    """Whether `store` is no slower, dearer (hours aside) or more limited than `other`."""
+    """Return whether `store` is no slower, dearer (hours aside) or more limited than `other`."""
 
     def most(owner: StoreSpec, name: str) -> float:
         value = getattr(owner, name)

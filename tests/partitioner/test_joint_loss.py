@@ -108,7 +108,7 @@ def test_latencies_of_an_exchange_pass_side_by_side(replicas: int) -> None:
 
 
 def test_a_solver_finds_the_same_plan() -> None:
-    from funcpipe.partitioner.mip.solvers import highs
+    from funcpipe.partitioner.mip import highs
 
     for sync in (Sync.PIPELINED, Sync.ALL_REDUCE):
         training = TrainingSpec(global_batch=16, joint_loss=True, time_value=300.0, replicas=(1, 2, 4), sync=sync)

@@ -15,7 +15,7 @@ from funcpipe.partitioner.search.exact import exact
 from tests.partitioner.instances import MB, chain, platform
 
 if TYPE_CHECKING:
-    from funcpipe.partitioner.mip.solvers import Solver
+    from funcpipe.partitioner.mip import Solver
 
 
 Policy = Callable[[Problem], Plan]
@@ -23,13 +23,13 @@ Policy = Callable[[Problem], Plan]
 
 def policy(name: str) -> Callable[..., Plan]:
     """Of the module of solvers, which loads Pyomo: other tests are collected without it."""
-    found: Callable[..., Plan] = getattr(import_module("funcpipe.partitioner.mip.solvers"), name)
+    found: Callable[..., Plan] = getattr(import_module("funcpipe.partitioner.mip"), name)
     return found
 
 
 def by_chain_form(problem: Problem, solver: str) -> Plan:
     """In the paper's form, by a solver whose name is in capitals."""
-    return policy("chain_form")(problem, getattr(import_module("funcpipe.partitioner.mip.solvers"), solver))
+    return policy("chain_form")(problem, getattr(import_module("funcpipe.partitioner.mip"), solver))
 
 
 WAYS = (Sync.THREE_PHASE, Sync.PIPELINED, Sync.ALL_REDUCE)
@@ -146,7 +146,7 @@ def test_where_gurobi_will_not_do_the_papers_programme_goes_to_scip(monkeypatch:
             raise SolverUnavailable("no licence")
         return exact(problem)
 
-    monkeypatch.setattr("funcpipe.partitioner.mip.solvers.chain_form", answer)
+    monkeypatch.setattr("funcpipe.partitioner.mip.chain_form", answer)
     assert policy("paper")(Problem(profile=chain(3, 2), spec=platform(2), training=PAPER)).solver
     assert asked == ["gurobi", "scip"]
 
@@ -220,7 +220,7 @@ def test_a_licence_for_small_programmes_is_named_and_passed_over(monkeypatch: py
         asked.append("scip")
         raise SolverUnavailable("not here")
 
-    monkeypatch.setattr("funcpipe.partitioner.mip.solvers.scip", refuse)
+    monkeypatch.setattr("funcpipe.partitioner.mip.scip", refuse)
     plan = policy("mip")(replace(problem, training=TrainingSpec(global_batch=16, replicas=(4,), deadline_s=20.0)))
     assert asked == ["scip"]
     assert plan.solver

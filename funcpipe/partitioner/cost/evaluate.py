@@ -1,4 +1,4 @@
-"""What one plan takes: seconds, dollars by item, bytes of memory, requests, and the lane that is busy longest."""
+"""The estimate of one plan: seconds, dollars by item, bytes of memory, requests, and the lane that is busy longest."""
 
 import math
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ _HAND_OVER_S = 0.3
 
 
 def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Estimate:
-    """What one iteration of `plan` is predicted to take on `spec`.
+    """Predict what one iteration of `plan` takes on `spec`.
 
     Raises PlanError when the plan does not cover the profile's layers, or uses a function size that the platform does
     not offer or the profile was not measured on. A stage that does not fit its function is priced too: see
@@ -101,7 +101,7 @@ def check_objects(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> None
 
 
 def plan_setting(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Setting:
-    """What holds for all stages of `plan`."""
+    """The setting of all stages of `plan`."""
     return Setting(
         micro_batches=plan.micro_batches,
         replicas=plan.replicas,
@@ -122,7 +122,7 @@ def plan_setting(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Setti
 
 
 def plan_loads(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Loads:
-    """What the stages of `plan` compute, hold and send. Raises PlanError as `evaluate` does."""
+    """The loads of the stages of `plan`. Raises PlanError as `evaluate` does."""
     if plan.stages[-1].stop != len(profile.layers):
         raise PlanError(f"the plan covers {plan.stages[-1].stop} layers, the profile has {len(profile.layers)}")
     if plan.micro_batch != profile.micro_batch:
@@ -154,7 +154,7 @@ def plan_loads(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Loads:
 
 
 def loading_of(first: IntArray, stop: IntArray, profile: ModelProfile) -> dict[str, Array]:
-    """Whether stages [first, stop) load data, and what they keep of a micro-batch: the fields of `Loads` of it."""
+    """The fields of `Loads` for data: which stages [first, stop) load any, and what they keep of a micro-batch."""
     stages = list(zip(first.tolist(), stop.tolist(), strict=True))
     return {
         "loads_data": np.array([profile.loads_data(*stage) for stage in stages], dtype=np.float64),
@@ -163,7 +163,7 @@ def loading_of(first: IntArray, stop: IntArray, profile: ModelProfile) -> dict[s
 
 
 def held_inputs_bytes(first: IntArray, stop: IntArray, profile: ModelProfile) -> Array:
-    """What stages [first, stop) hold, from forward to backward, of the tensors that they receive: an element each.
+    """Bytes of received tensors that stages [first, stop) hold from forward to backward: an element each.
 
     A tensor whose first saver is a layer of the stage is left out: it counts with that layer's activations.
     """
@@ -177,7 +177,7 @@ def held_inputs_bytes(first: IntArray, stop: IntArray, profile: ModelProfile) ->
 
 
 def plan_traffic(stages: Sequence[Stage], profile: ModelProfile) -> StageTraffic:
-    """What each stage writes and reads for one micro-batch, from the routes of the profile's tensors."""
+    """The traffic of each stage for one micro-batch, from the routes of the profile's tensors."""
     routes = find_routes(stages_of_layers((stage.first, stage.stop) for stage in stages), profile.tensors)
     traffic = StageTraffic.none(len(stages))
     for route in routes.activations:
@@ -224,7 +224,7 @@ def _stage_sums(stages: Sequence[Stage], values: Sequence[int]) -> Array:
 
 
 def _function_life(loads: Loads, setting: Setting, iteration_s: float) -> tuple[float, float, float]:
-    """What the life of all functions costs besides iterations: seconds to hand over, and dollars to start them.
+    """The cost of all functions besides iterations: seconds to hand over, and dollars to start them.
 
     The third value is how many iterations fit into a life, infinite where functions live without limit. In a hand-over
     all functions wait until the slowest stage has written its parameters, optimiser state and buffers, and until its

@@ -1,4 +1,4 @@
-"""What each stage takes, element by element: seconds of its lanes, bytes of its function, and all that it costs.
+"""The costs of each stage, element by element: seconds of its lanes, bytes of its function, and all that it costs.
 
 A micro-batch passes three lanes of a stage, each of which holds one at a time, forward and then backward:
 
@@ -113,7 +113,7 @@ def compute_work_s(lanes: Lanes, setting: Setting) -> Array:
 def stage_costs(
     loads: Loads, lanes: Lanes, sync_s: Array, setting: Setting, ways: Sequence[SyncWay] | None = None
 ) -> StageCosts:
-    """What the stages cost, by their lanes and their synchronisation; `share` is left at 0 for the caller to set.
+    """The costs of stages, by their lanes and their synchronisation; `share` is left at 0 for the caller to set.
 
     `ways` are those of the stages, as in `requests`. The hours of stores count with the last stage, as each plan has
     exactly one.
@@ -150,7 +150,7 @@ class MemoryUse:
 
 
 WASTE = 1 / 8
-"""What the allocator loses between activations, which come and go, as a share of what they take; what lives as long as
+"""The share that the allocator loses between activations, which come and go; what stays as long as
 the function lies without gaps (experiments/studies/model_table.py).
 """
 
@@ -173,17 +173,17 @@ def buffer_copies(setting: Setting) -> float:
 def state_bytes(
     *, copies: float, buffers: float, parameter_bytes: Any, summed_bytes: Any, constant_bytes: Any, tied_bytes: Any = 0
 ) -> Any:
-    """What a function holds all the time: parameters, gradients, optimiser, buffers, constants, tied messages."""
+    """Bytes that a function holds all the time: parameters, gradients, optimiser, buffers, constants, tied messages."""
     return copies * parameter_bytes + buffers * summed_bytes + constant_bytes + tied_bytes
 
 
 def waste_bytes(activation_bytes: Any) -> Any:
-    """What the allocator loses between activations."""
+    """Bytes that the allocator loses between activations."""
     return WASTE * activation_bytes
 
 
 def data_bytes(loads: Loads, setting: Setting, held: Array | float) -> Array:
-    """What stages that load data hold of it: the dataset, the batch that is being loaded, and those that are loaded.
+    """Bytes that stages hold of their data: the dataset, the batch that is being loaded, and those that are loaded.
 
     These are as many as `scheduler.loading` lets a stage load that holds `held` micro-batches at once.
     """

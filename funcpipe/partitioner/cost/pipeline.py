@@ -126,7 +126,7 @@ def round_trip_s(forward_behind_s: Any, backward_behind_s: Any, own_round_s: Any
 
 
 def dollars(price_usd_s: Any, iteration_s: Any, request_usd: Any) -> Any:
-    """What an iteration costs: functions by the second, storage by the request."""
+    """The dollars of an iteration: functions by the second, storage by the request."""
     return price_usd_s * iteration_s + request_usd
 
 
@@ -146,7 +146,7 @@ class PlanCosts:
 
 
 def plan_costs(stages: StageCosts, setting: Setting) -> PlanCosts:
-    """What plans take; the last axis of `stages` runs along the stages of a plan, from the first to the last."""
+    """The costs of plans; the last axis of `stages` runs along the stages of a plan, from the first to the last."""
     shape = np.broadcast_shapes(*(column.shape for column in stages))
     columns = [np.broadcast_to(column, shape) for column in stages]
     tail = PlanTail.empty(1)

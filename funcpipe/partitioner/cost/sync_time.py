@@ -98,8 +98,8 @@ def streamed_s(
     """Seconds of the streamed scatter-reduce, in which raw objects go before merged ones.
 
     Exact where the downlink is no faster than the uplink. Then merged object j waits for its share of the raw pieces
-    and for the objects before it; everybody reads it after all raw pieces and the merged objects before it. So the last
-    one is read when, for some objects i <= j, object i has been reduced, i to j have gone up, and j and those behind it
+    and for the objects before it; all read it after all raw pieces and the merged objects before it. So the last one
+    is read when, for some objects i <= j, object i has been reduced, i to j have gone up, and j and those behind it
     have come down. That is a convex function of i and j, whose largest value lies at (1, 1), (1, last) or (last, last).
     """
     n, merged = replicas, np.minimum(cut.merged, cut.rounds)

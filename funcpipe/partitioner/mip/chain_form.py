@@ -44,7 +44,7 @@ from funcpipe.partitioner.problem.stage_graph import build_stage_graph
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChainProgramme:
-    """What the model is built from, as if each layer were a stage of its own.
+    """The programme that the model is built from, as if each layer were a stage of its own.
 
     `lanes` and `work_s` have a row for each layer and a column for each size, the other arrays an element for each
     layer. `cut_usd` is what the requests cost that a cut behind a layer makes in an iteration.
@@ -290,7 +290,7 @@ def _add_sizes(m: pyo.ConcreteModel) -> None:
 
 
 def _add_memory(m: pyo.ConcreteModel, programme: ChainProgramme) -> None:
-    """What a stage holds when its last layer is counted fits its functions (in megabytes)."""
+    """The memory of a stage when its last layer is counted fits its functions (in megabytes)."""
     own_mb, received_mb = programme.activation_mb, programme.held_input_mb
     totals = {
         "parameter": float(programme.parameter_mb.sum()),

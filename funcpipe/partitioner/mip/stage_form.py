@@ -50,12 +50,12 @@ class StageProgramme:
 
     @property
     def costs(self) -> StageCosts:
-        """What each of them costs."""
+        """The costs of each of them."""
         return self.network.costs
 
     @property
     def setting(self) -> Setting:
-        """What holds for all of them."""
+        """The setting of all of them."""
         return self.network.setting
 
 

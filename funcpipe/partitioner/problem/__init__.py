@@ -1,1 +1,1 @@
-"""What is asked of the planner: profile, platform and goal, the stage graph, and the options of each stage."""
+"""The problem that the planner is given: profile, platform and goal, the stage graph, and the options of each stage."""

@@ -225,7 +225,7 @@ class PlacedPins:
         return found
 
     def admits(self, first: int, stop: int) -> bool:
-        """Whether a stage may hold the layers `first` up to `stop`."""
+        """Return whether a stage may hold the layers `first` up to `stop`."""
         inside = any(first < cut < stop for cut in self.cuts)
         return not inside and first not in self.glued and stop not in self.glued
 

@@ -1,4 +1,4 @@
-"""What is asked of a plan: what makes it good, in which number formats it may travel, and whether it only evaluates.
+"""The wishes for a plan: what makes it good, in which number formats it may travel, and whether it only evaluates.
 
 A goal is dollars, with time being worth something, or seconds, within limits.
 
@@ -43,7 +43,7 @@ LIMIT_SLACK = 1e-9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Goal:
-    """What makes one plan better than another: fewer dollars, time being worth something, within the deadline.
+    """A preference for plans: fewer dollars, time being worth something, within the deadline.
 
     With a budget: fewer seconds, among the plans that stay within it.
     """
@@ -54,7 +54,7 @@ class Goal:
     counts_seconds: bool = False
 
     def objective(self, iteration_s: Array, cost_usd: Array) -> Array:
-        """What is minimised: dollars, or seconds under a budget; infinite where a limit is broken."""
+        """The value to minimise: dollars, or seconds under a budget; infinite where a limit is broken."""
         slack = 1 + LIMIT_SLACK
         allowed = (iteration_s <= self.deadline_s * slack) & (cost_usd <= self.budget_usd * slack)
         value = iteration_s if self.counts_seconds else cost_usd + self.time_value_usd_s * iteration_s
@@ -67,7 +67,7 @@ class Goal:
 
 
 def goal_of(training: TrainingSpec, spec: PlatformSpec) -> Goal:
-    """What `training` asks for.
+    """The goal that `training` asks for.
 
     An iteration must fit into a function's life. Where nothing costs anything, the fastest plan is best.
     """
@@ -109,9 +109,7 @@ def with_formats(training: TrainingSpec, precision: Precision = Precision.FP32) 
 
 
 def may_sum_in_8_bits(training: TrainingSpec, precision: Precision) -> bool:
-    """Whether a plan with sums in 8 bits is to be compared: it is allowed, nothing else was asked for, no loss is
-    scaled.
-    """
+    """Return whether to compare a plan with sums in 8 bits: allowed, nothing else asked for, no loss scaled."""
     scales = precision.scales_loss or Wire.FP16 in (training.wire, training.wire_back)
     return training.numerics is Numerics.INT8 and training.wire_sync is Wire.FP32 and not scales
 

@@ -89,7 +89,7 @@ class Options:
 
 
 def ways(problem: Problem, graph: StageGraph) -> tuple[Loads, ...]:
-    """What the stages of all edges compute, hold and send: when they keep their activations, then, where the training
+    """The loads of the stages of all edges: when they keep their activations, then, where the training
     allows it, when they recompute them.
     """
     plain = edge_loads(problem, graph)
@@ -206,7 +206,7 @@ def _admitted(problem: Problem, graph: StageGraph) -> BoolArray:
 
 
 def edge_loads(problem: Problem, graph: StageGraph) -> Loads:
-    """What stages compute, hold and send: a row for each edge, a column for each function size."""
+    """The loads of stages: a row for each edge, a column for each function size."""
     profile, sizes = problem.profile, problem.spec.sizes
     columns = [column_of(size.name, profile) for size in sizes]
     traffic = StageTraffic(**{item.name: getattr(graph.traffic, item.name)[:, None] for item in fields(StageTraffic)})

@@ -146,7 +146,7 @@ class Problem:
 
     @cached_property
     def goal(self) -> Goal:
-        """What the training asks for."""
+        """The goal that the training asks for."""
         return goal_of(self.training, self.spec)
 
     def settings(self) -> tuple[Setting, ...]:
@@ -174,7 +174,7 @@ class Problem:
         """The way that is asked for; or those that suit a typical stage best, at two values of time.
 
         A typical stage has a quarter of the parameters and runs on the middle one of the sizes. The ways are the same
-        whatever the goal; `mip.solvers.with_best_sync` chooses again, from all ways, for a plan that was found so.
+        whatever the goal; `mip.with_best_sync` chooses again, from all ways, for a plan that was found so.
         """
         if self.training.sync is not None or replicas == 1:
             return ((self.training.sync or Sync.PIPELINED, None),)
@@ -218,7 +218,7 @@ class Problem:
     def setting(
         self, replicas: int, sync: Sync | None, schedule: ScheduleKind, streams: Streams | None = None
     ) -> Setting:
-        """What holds for all stages of plans with this number of replicas, way to synchronise (None: each its own) and
+        """The setting of plans with this number of replicas, way to synchronise (None: each its own) and
         schedule.
         """
         sharded = self.training.shard_optimizer and replicas > 1

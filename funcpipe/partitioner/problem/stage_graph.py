@@ -75,7 +75,7 @@ class _Range(NamedTuple):
     most_answers: int
 
     def holds(self, reads: int, answers: int, stages_before: int) -> bool:
-        """Whether the numbers can come true when `stages_before` stages at most are in front."""
+        """Return whether the numbers can come true when `stages_before` stages at most are in front."""
         if not self.fewest_reads <= reads <= self.most_reads:
             return False
         return self.fewest_answers <= answers <= min(self.most_answers, reads, stages_before)
@@ -148,7 +148,7 @@ class Crossings:
         return {frozenset(place for place, e in enumerate(behind) if i in e.row) for i in made}
 
     def _settle(self, behind: Key, made: set[int], objects: set[frozenset[int]]) -> Key | None:
-        """What is still expected once `made` exist; None if an assumption has proved wrong."""
+        """Return what is still expected once `made` exist; None if an assumption has proved wrong."""
         if not made:
             return behind
         left = []

@@ -1,10 +1,9 @@
-"""The exact search: the best plan with proof, or the best plan so far with a bound. It needs no solver.
+"""The exact search: the best plan with proof, or the best plan so far with a bound, or why there is no plan.
 
-Why there is no plan, and what would help: limits are dropped one after the other until there are plans.
-
-The order is: numbers of replicas, deadline or budget, pins, sharing of parameters, number of functions, size of
-objects, memory. By hand: with a deadline of 5 s there is no plan; without it the fastest takes 7 s, so the deadline is
-the cause. If there were none without it either, the pins would be dropped next.
+It needs no solver. Where there is no plan, limits are dropped one after the other until there are plans. The order is:
+numbers of replicas, deadline or budget, pins, sharing of parameters, number of functions, size of objects, memory. By
+hand: with a deadline of 5 s there is no plan; without it the fastest takes 7 s, so the deadline is the cause. If there
+were none without it either, the pins would be dropped next.
 """
 
 import math
@@ -244,7 +243,7 @@ def _neediest(problem: Problem) -> _Need:
 
 
 def _remedies(problem: Problem, need: _Need, largest_mb: int) -> Iterator[str]:
-    """What would help, and the memory that would then be needed."""
+    """Remedies, and the memory that would then be needed."""
     trials = {
         "let stages recompute": replace(problem, training=replace(problem.training, recompute=Recompute.AUTO)),
         "use plain SGD": replace(problem, training=replace(problem.training, optimizer=OptimizerKind.SGD)),

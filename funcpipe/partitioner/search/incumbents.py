@@ -1,6 +1,6 @@
 """The best plans known so far, and how good a plan must be to be worth finding.
 
-There are three things to search for, and the search treats them alike:
+There are three things to search for, and the search treats them in the same way:
 
 - `Cheapest`: one plan, with the fewest dollars (time valued), within a deadline;
 - `Fastest`: one plan, with the fewest seconds, within a budget;
@@ -40,11 +40,11 @@ class Incumbents(Protocol):
 
     @property
     def time_value_usd_s(self) -> float:
-        """What a second is worth in addition to what functions cost."""
+        """The value of a second in addition to what functions cost."""
 
     @property
     def slower_may_win(self) -> bool:
-        """Whether a cheaper plan may replace one that takes less time."""
+        """Return whether a cheaper plan may replace one that takes less time."""
 
     @property
     def latest_s(self) -> float:
@@ -74,7 +74,7 @@ class Cheapest:
 
     @property
     def time_value_usd_s(self) -> float:
-        """What a second is worth in addition to what functions cost."""
+        """The value of a second in addition to what functions cost."""
         return self.goal.time_value_usd_s
 
     @property
@@ -193,7 +193,7 @@ class Found:
     cost_usd: float
 
     def objective(self, goal: Goal) -> float:
-        """What `goal` says of it."""
+        """Its objective under `goal`."""
         return float(goal.objective(np.array(self.iteration_s), np.array(self.cost_usd)))
 
     def plan(self, problem: Problem) -> Plan:
@@ -208,7 +208,7 @@ class Found:
 
 
 def _does_as_well(plan: Plan, other: Plan) -> bool:
-    """Whether `plan` fits its functions and takes no more than `other`."""
+    """Return whether `plan` fits its functions and takes no more than `other`."""
     assert plan.estimate is not None
     assert other.estimate is not None
     fits = all(

@@ -1,22 +1,19 @@
-"""Least sums along the paths of a network, for many weights and many caps on the lanes at once.
+"""Least sums along paths, and what they say of a space: its range of seconds, the price of a second, and good plans.
 
-An iteration takes sums over its stages (`finish_weights`) plus `repeats` times the slowest forward lane. If no lane may
-be slower than a cap, the slowest lane is known well enough, and what is left is a sum, which a shortest path minimises.
-This is done for a series of caps, each of which excludes the options whose lanes are slower. What a cap leaves has a
-slowest lane between the cap below and itself; counted is the least lane there is in between, so the result is a lower
-bound, and an exact one where each lane has a cap of its own.
+An iteration takes all forwards, `repeats` times the slowest forward lane, and then as long as the stage that ends last.
+Two maxima, which no shortest path can minimise, are made sums.
 
-By hand: options with lanes of 1, 2 and 4 s, and two caps. The caps are 1 and 4 s, the least lanes counted 1 and 2 s. A
-path of the first option alone counts 1 s under the first cap, exactly; a path with a lane of 4 s counts 2 s.
+*Caps.* If no lane may be slower than a cap, the slowest lane is known well enough. This is done for a series of caps,
+each of which excludes the options whose lanes are slower. What a cap leaves has a slowest lane between the cap below
+and itself; counted is the least lane there is in between, so the result is a lower bound, and an exact one where each
+lane has a cap of its own. By hand: options with lanes of 1, 2 and 4 s, and two caps. The caps are 1 and 4 s, the least
+lanes counted 1 and 2 s. A path of the first option alone counts 1 s under the first cap, exactly; a path with a lane of
+4 s counts 2 s.
 
-Arrays of results have the shape [nodes, weights, caps].
-
-When an iteration ends, as a sum over the stages of a plan: a weighted mean of the stages' ends.
-
-An iteration ends when the last stage has synchronised: a maximum over stages, which no shortest path can minimise. But
-any weighted mean of the stages' ends is a lower bound of it. If the weights belong to *layers*, and a stage has those
-of its layers, the mean is a sum over the path whatever the cuts: the backward of a stage counts in the ends of itself
-and of the stages before it, and its synchronisation in its own end. For each option, with weights that sum up to 1,
+*Weights.* Any weighted mean of the stages' ends is a lower bound of the last one. If the weights belong to *layers*,
+and a stage has those of its layers, the mean is a sum over the path whatever the cuts: the backward of a stage counts
+in the ends of itself and of the stages before it, and its synchronisation in its own end. For each option, with weights
+that sum up to 1,
 
     waiting = weights of the layers up to its last     (ends that wait for its backward)
     own     = weights of its layers
@@ -25,20 +22,17 @@ and of the stages before it, and its synchronisation in its own end. For each op
 By hand: stages of one layer each with backwards of 2 and 4 s, synchronisations of 1 and 3 s, one micro-batch. They end
 2 + 4 + 1 = 7 s and 4 + 3 = 7 s after the forward. Weights of ½ each say ½ · 2 + ½ · 1 = 1.5 s for the first stage and
 1 · 4 + ½ · 3 = 5.5 s for the second: 7 s. With all weight on the first layer, nothing would be said of how long the
-second stage synchronises.
+second stage synchronises. The best weights are Lagrange multipliers of the maximum: the stages that have weight end
+together. `improved` moves weight to the layers of the stage that ends last on the path that the present weights say is
+best.
 
-The best weights are Lagrange multipliers of the maximum: the stages that have weight end together. `improved` moves
-weight to the layers of the stage that ends last on the path that the present weights say is best.
-
-A first look at a network: the range of seconds, what a second costs at least, and good plans to begin with.
-
-Shortest paths are computed for seconds alone, for price alone, and for price + slope · seconds with eight slopes from
-flat to steep. For every path P with T seconds, price + slope · T is at least `height`, the least sum for this slope; so
-a plan of at most T seconds costs at least `height − slope · T` dollars a second. The paths themselves are real plans
-from all over the trade-off between time and money, and the best of them are the first incumbents.
-
-By hand: two plans, 10 s at 1 $/s and 4 s at 3 $/s. For slope 0.5 the heights are 1 + 5 = 6 and 3 + 2 = 5; the least is
-5. A plan that takes at most 6 s costs at least 5 − 0.5 · 6 = 2 $/s: the first plan is out, the second fits the bound.
+*The first look.* Shortest paths are computed for seconds alone, for price alone, and for price + slope · seconds with
+eight slopes from flat to steep. For every path with T seconds, price + slope · T is at least `height`, the least sum
+for this slope; so a plan of at most T seconds costs at least `height − slope · T` dollars a second. The paths
+themselves are real plans from all over the trade-off between time and money, and the best of them are the first
+incumbents. By hand: two plans, 10 s at 1 $/s and 4 s at 3 $/s. For slope 0.5 the heights are 1 + 5 = 6 and 3 + 2 = 5;
+the least is 5. A plan that takes at most 6 s costs at least 5 − 0.5 · 6 = 2 $/s: the first plan is out, the second fits
+the bound.
 """
 
 from dataclasses import dataclass
@@ -240,7 +234,7 @@ _SHORTEST_S = 1e-9
 class InitialBounds:
     """Iterations take from `fastest_s` to `slowest_s` seconds; for each slope, price + slope · seconds >= height.
 
-    `paths` are those that were found on the way: a column of options for each. `weights` are those of `finish_weights`
+    `paths` are those that were found on the way: a column of options for each. `weights` are those of `improved`
     with which the bounds are good.
     """
 
@@ -253,13 +247,13 @@ class InitialBounds:
     weights: Array
 
     def price_usd_s(self, iteration_s: Array) -> Array:
-        """What functions cost at least for each second of an iteration that takes no longer than `iteration_s`."""
+        """The least dollars of functions for each second of an iteration that takes no longer than `iteration_s`."""
         of_slopes: Array = (self.heights - iteration_s[:, None] * self.slopes).max(axis=1)
         return np.maximum(self.least_price_usd_s, of_slopes)
 
 
 def initial_bounds(network: OptionNetwork) -> InitialBounds | None:
-    """The first look; None where no path leads from the start to the end."""
+    """The initial bounds; None where no path leads from the start to the end."""
     if not len(network):
         return None
     caps = lane_caps(network, _FIRST_CAPS)

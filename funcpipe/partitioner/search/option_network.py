@@ -17,12 +17,11 @@ By hand, for a chain of 2 layers and one size: node 2 is the start, node 1 lies 
     [[ 1,  2],
      [ 0, −1]]
 
-Ways of synchronising for complete paths: for each end of an iteration, those that are in time with fewest requests.
-
-A plan ends with the synchronisation of some stage in some way. So it is enough to try these ends: for each, every other
-stage takes the way with the fewest requests that is in time. By hand: of two stages the first may end after 9 or 7 s,
-the second after 8 or 6 s, the faster way for more dollars. Four ends: with 9 s both take the cheap way, with 8 s the
-first takes the fast one, with 7 s both do, and 6 s cannot be.
+A complete path gets its ways of synchronising at last. An iteration ends with the synchronisation of some stage in some
+way. So it is enough to try these ends: for each, every other stage takes the way with the fewest requests that is in
+time. By hand: of two stages the first may end after 9 or 7 s, the second after 8 or 6 s, the faster way for more
+dollars. Four ends: with 9 s both take the cheap way, with 8 s the first takes the fast one, with 7 s both do, and 6 s
+cannot be.
 """
 
 from dataclasses import dataclass, replace
@@ -68,7 +67,7 @@ class OptionNetwork:
 
     @property
     def costs(self) -> StageCosts:
-        """What each option costs."""
+        """The costs of each option."""
         return self.options.costs
 
     @property
@@ -172,7 +171,7 @@ def _only_faster(loses: BoolArray, seconds: Array, winners: IntArray, losers: In
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PathCosts:
-    """What paths take; an element for each path.
+    """The costs of paths; an element for each path.
 
     `stages` counts their stages; `fits` says whether all of them fit with as many stages behind them as there are.
     """
@@ -183,7 +182,7 @@ class PathCosts:
 
 
 def path_costs(network: OptionNetwork, paths: IntArray, ways: IntArray) -> PathCosts:
-    """What `paths` take: a column of options for each, from the first stage to the last, then −1; and their ways."""
+    """Price `paths`: a column of options for each, from the first stage to the last, then −1; and their ways."""
     options, table, repeats = network.options, network.options.ways, network.repeats
     shares = network.setting.round_shares(len(paths))[::-1]
     stages, fits = np.zeros(paths.shape[1], dtype=np.int64), np.ones(paths.shape[1], dtype=bool)
@@ -212,7 +211,7 @@ def path_costs(network: OptionNetwork, paths: IntArray, ways: IntArray) -> PathC
 
 
 _FEW_ENDS = 8
-"""How many ends are tried for a quick look."""
+"""The number of ends that are tried for the paths of a first look."""
 _IN_TIME = 1e-12
 
 

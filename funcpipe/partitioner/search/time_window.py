@@ -16,20 +16,16 @@ Shortest paths from both ends give for every option the least dollars of any pla
 above the threshold leave the window, and with fewer options the bounds rise, so that more leave: `tighten`. The seconds
 of a plan are bounded from below in four ways, the larger one counts:
 
-- *timed*: by a weighted mean of the ends of all stages (`finish_weights`), with all lanes;
+- *timed*: by a weighted mean of the ends of all stages (`initial_bounds`), with all lanes;
 - *finished*: by the end of the option's own synchronisation, which waits for the stages behind it alone;
 - *untimed*: by `low_s`;
 - *worked*: where functions share processors, by the work of all stages.
 
-The windows into which a space is cut before it is searched, from a first look at it.
-
-Between the fastest and the slowest plan the seconds are cut into fine steps. In each the first look bounds the price of
-a second, and steps in which nothing better than the best plan known can be are left out. Windows are made of several
-steps each.
-
-By hand: plans take 4 to 10 s, a second costs at least 2 $ in plans of up to 6 s and 1 $ in all others, and a plan of
-7.5 $ is known. Plans of up to 6 s cost 4 · 2 = 8 $ or more, and plans of more than 7.5 s cost more than 7.5 $: the
-steps from 6 to 7.5 s are left.
+`first_windows` cuts a space: between its fastest and its slowest plan the seconds are cut into fine steps. In each the
+first look bounds the price of a second, and steps in which nothing better than the best plan known can be are left out.
+Windows are made of several steps each. By hand: plans take 4 to 10 s, a second costs at least 2 $ in plans of up to 6 s
+and 1 $ in all others, and a plan of 7.5 $ is known. Plans of up to 6 s cost 4 · 2 = 8 $ or more, and plans of more than
+7.5 s cost more than 7.5 $: the steps from 6 to 7.5 s are left.
 """
 
 import math
@@ -84,7 +80,7 @@ class TimeWindow:
     """Plans from the options of `network` with iterations of `low_s` to `high_s` seconds, `second_usd` or more each.
 
     None of them has an objective below `bound_usd`: dollars of an iteration and of the time it takes. `weights` are
-    those of `finish_weights`. A path's seconds count `steepness` times, with what that is too much for `high_s`
+    those of `improved`. A path's seconds count `steepness` times, with what that is too much for `high_s`
     subtracted: the price of the limit.
     """
 
@@ -105,27 +101,27 @@ class TimeWindow:
 
     @property
     def offset_usd(self) -> float:
-        """What is added to the sum over a path of `priced_usd` and `slope_usd` times the seconds."""
+        """The dollars added to the sum over a path of `priced_usd` and `slope_usd` times the seconds."""
         return self.low_s * (self.time_value_usd_s - self.second_usd) - self.steep_usd
 
     @property
     def slope_usd(self) -> float:
-        """What a second counts on paths."""
+        """The dollars of a second on paths."""
         return self.steepness * self.second_usd
 
     @property
     def steep_usd(self) -> float:
-        """What a second counts beyond `second_usd`, for all seconds up to `high_s`."""
+        """The dollars of a second beyond `second_usd`, for all seconds up to `high_s`."""
         return (self.slope_usd - self.second_usd) * self.high_s
 
     @property
     def untimed_usd(self) -> float:
-        """What seconds count on paths on which they are not summed: there are `low_s`."""
+        """The dollars of seconds on paths on which they are not summed: there are `low_s`."""
         return self.second_usd * self.low_s + self.steep_usd
 
     @property
     def work_usd_s(self) -> float:
-        """What a processor's second of work costs at least, through the seconds that it prolongs an iteration by."""
+        """The least dollars of a processor's second of work, through the seconds that it prolongs an iteration by."""
         return self.slope_usd * self.network.setting.seconds_per_work
 
 
@@ -211,7 +207,7 @@ def _with_better_price(window: TimeWindow, lanes: LaneCaps) -> TimeWindow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Measure:
-    """What is measured along paths: `fixed` for each option, `second` for each second, `offset` once.
+    """A measure of paths: `fixed` for each option, `second` for each second, `offset` once.
 
     `untimed_second` is added to paths whose seconds are not counted. `sync` is what each option's synchronisation adds,
     where an iteration ends with it.
