@@ -55,6 +55,11 @@ def after_end(run: str, storage: str) -> tuple[str, ...]:
     )
 
 
+def before_start(run: str) -> tuple[str, ...]:
+    """For a run that could not begin: there is nothing to resume."""
+    return (f"  {'begin anew:':<11} run {run} had not begun; once this is mended, the same command begins it",)
+
+
 def after_removal(run: str, platform: str) -> tuple[str, ...]:
     """For a run whose objects were deleted: what shows the logs that its platform keeps."""
     where = "" if platform.startswith(f"{LOCAL}:") else f" --platform {shlex.quote(platform)}"

@@ -189,7 +189,7 @@ def await_step(
             supervisor.poll()
             if polls.now_s() > until_s:
                 awaited = awaited_by(prepared.storage, keys, worker)
-                why = f"; it waits for {awaited}" if awaited else ""
+                why = f"; it waits for others: {awaited}" if awaited else ""
                 raise DeadlineExceeded(f"run {keys.run}: {worker} has not ended step {step} in {deadline_s:g} s{why}")
 
         report, late = polls.until(functools.partial(reader.find, step, worker), look_after)

@@ -2,10 +2,11 @@
 
 import contextlib
 import logging
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
-from funcpipe.client.commands import after_failure, after_interrupt, after_removal
+from funcpipe.client.commands import after_failure, after_interrupt, after_removal, before_start
 from funcpipe.client.ending import end_generation, end_leftovers
 from funcpipe.client.finish import billed, collect_kept, finish
 from funcpipe.client.follow import collect_finished, follow
@@ -59,10 +60,11 @@ def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> 
             return _billed(prepared, _watch(prepared, prepared.running, on_progress))
     run, kept = prepared.name, prepared.faults.keep
     try:
-        with _told_what_next(prepared, kept=kept), kept_by_client(run), _owned(prepared) as owner:
+        with _told_what_next(prepared, kept=kept) as begun, kept_by_client(run), _owned(prepared) as owner:
             fenced, keys = _begin(prepared, owner)
             with _removed_if_it_fails(owner, run, keep=kept), _supervisor(fenced, keys, owner, keep=kept) as supervisor:
                 _start(fenced, keys, supervisor)
+                begun.set()
                 with saved_if_interrupted(fenced, keys, supervisor):
                     result = follow(fenced, keys, supervisor, on_progress, owner)
             finish(fenced, keys, owner, result)
@@ -250,17 +252,23 @@ def _record(prepared: PreparedRun, keys: Keys) -> RunRecord:
 
 
 @contextlib.contextmanager
-def _told_what_next(prepared: PreparedRun, *, kept: bool) -> Iterator[None]:
-    """Add to a failure the commands that help, as a note: tracebacks and the command line show it."""
+def _told_what_next(prepared: PreparedRun, *, kept: bool) -> Iterator[threading.Event]:
+    """Add to a failure the commands that help, as a note: tracebacks and the command line show it.
+
+    What is yielded is to be set once the run has begun, if there was none before: until then nothing of it is kept.
+    """
+    begun = threading.Event()
+    if prepared.resumed is not None or prepared.running is not None:
+        begun.set()
     try:
-        yield
+        yield begun
     except (RunTaken, Superseded):  # the run is another client's, who goes on with it
         raise
     except RunError as error:
         run = prepared.name
         storage, platform = prepared.storage_url, prepared.platform.url
         told = after_failure(run, storage, expires=prepared.expires) if kept else after_removal(run, platform)
-        error.add_note("\n".join(told))
+        error.add_note("\n".join(told if begun.is_set() else before_start(run)))
         raise
 
 

@@ -167,7 +167,7 @@ ADVICE: tuple[tuple[str, str, Callable[[World], Left]], ...] = (
     (r"funcpipe clean \S+ deletes what is left", "clean, train", _after(_clean, _begin)),
     (r"--from-start", "--resume --from-start", lambda world: world.resume(from_start=True)),
     (r"--take-over", "--resume --take-over", lambda world: world.resume(take_over=True)),
-    (r"there is no run", "train", _begin),
+    (r"the same command begins it|there is no run", "train", _begin),
     (r"--resume|resume it", "--resume", lambda world: world.resume()),
 )
 """What is advised, by what a message says or notes; the first that fits."""

@@ -19,12 +19,13 @@ from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.client.verdict import Verdict
 from funcpipe.core import Invocation, RunSettings
-from funcpipe.errors import PlanError, PlatformError, RunInterrupted
+from funcpipe.errors import PlanError, PlatformError, RunInterrupted, StorageBusy
 from funcpipe.platforms.base import Handle, Status
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.generations import list_generations, newest_record
 from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
+from funcpipe.testing.hostile_storage import HostileStorage, Hostility
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client.held import HeldPlatform
@@ -285,6 +286,23 @@ def test_a_start_that_fails_leaves_the_run_as_it_was(storage: MemoryStorage, sta
     with pytest.raises(PlatformError, match="no room"):
         start(ready)  # type: ignore[operator]
     assert storage.list("") == ()
+
+
+@pytest.mark.parametrize("unwritable_from", [1, 30])
+def test_a_run_that_could_not_begin_is_not_said_to_be_resumed(traced: None, unwritable_from: int) -> None:
+    """Before, its notes said how to resume it, and `--resume` that there is no run."""
+    storage = HostileStorage(MemoryStorage(), Hostility(unwritable_from=unwritable_from))
+    functions = ThreadPlatform(load_spec("local"), storage)
+    site = Site(functions, storage, "memory://")
+    session = dataclasses.replace(session_on(site, reopen=functions.open), lasts=True)
+    ready = prepare(job(), session, faults=STEADY, settings=RunSettings(name=RUN))
+    with pytest.raises(StorageBusy, match="Read-only") as failed:
+        launch(ready)
+    assert failed.value.__notes__ == [
+        f"  begin anew: run {RUN} had not begun; once this is mended, the same command begins it"
+    ]
+    storage.heal()
+    assert launch(prepare(job(), session, faults=STEADY, settings=RunSettings(name=RUN))).losses
 
 
 def test_a_resume_that_fails_to_start_can_be_tried_again(storage: MemoryStorage, functions: HeldPlatform) -> None:
