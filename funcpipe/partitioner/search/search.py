@@ -23,7 +23,7 @@ The exact search: the best plan with proof, or the best plan so far with a bound
 import heapq
 import itertools
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -52,11 +52,10 @@ _NARROW = 1.004
 _FEW_CAPS = 8
 _CAPS = 24
 """How many caps a window is tightened with, when it has many options and when it has few."""
-_GLANCE = 48
-"""About how many labels of each node are kept when a window is looked at quickly, for a better plan to prune with."""
-_GLANCED_AROUND = 3
+_SAMPLED_LABELS = 48
+"""The number of labels of each node, about, that are kept to sample a window for a better plan to prune with."""
 _SOONER = 0.9
-"""Around how many plans windows are looked at first, and how much sooner than such a plan they may end."""
+"""How much sooner than the best plan known windows may end that are looked into first."""
 _FEW_OPTIONS, _MERGEABLE = 60, 6000
 _FEW_LABELS, _MORE_LABELS = 128, 1024
 """With how many options merging labels is worth its time, and how many labels of each node are kept then."""
@@ -73,7 +72,7 @@ class _Entry:
     space: Space = field(compare=False)
     window: TimeWindow = field(compare=False)
     counts_stages: bool = field(compare=False)
-    glanced_at: bool = field(compare=False)
+    sampled: bool = field(compare=False)
 
 
 class Search:
@@ -107,71 +106,86 @@ class Search:
         for space, bounds in self._initial_bounds():
             for window in first_windows(space, bounds, self.incumbents):
                 self._push(space, window, counts_stages=space.counts_stages)
-        self._look_around()
+        self._search_around_best()
         while self._queue and not self._must_stop(self._queue[0].priority):
-            self._look_into(heapq.heappop(self._queue))
+            self._process(heapq.heappop(self._queue))
         self.bound = min(self.bound, self.incumbents.best * CLOSE)
 
-    def _look_around(self) -> None:
-        """Glance at the windows around the best plans known: the better these are, the less is left to look into."""
-        if self.incumbents.best == math.inf:
+    def _search_around_best(self) -> None:
+        """Sample the windows around the best plan known: the better it is, the less is left to search."""
+        if self.incumbents.best == math.inf or not self.closest:
             return
-        best = sorted(self.closest.values(), key=lambda found: found.objective(self.problem.goal))[:_GLANCED_AROUND]
-        for found, entry in itertools.product(best, list(self._queue)):
-            window, seconds = entry.window, found.iteration_s
-            if entry.space is found.space and window.low_s <= seconds and window.high_s >= seconds * _SOONER:
-                tightened = None if self.time_is_up() else self._tightened(window)
-                if tightened is not None:
-                    entry.window, entry.glanced_at = tightened, True
-                    self._glance(entry.space, tightened)
+        found = min(self.closest.values(), key=lambda found: found.objective(self.problem.goal))
+        waiting, self._queue = self._queue, []
+        for entry in waiting:
+            space, window = entry.space, entry.window
+            around = window.low_s <= found.iteration_s and window.high_s >= found.iteration_s * _SOONER
+            if space is not found.space or not around or self.time_is_up():
+                heapq.heappush(self._queue, entry)
+                continue
+            tightened = self._tightened(window)
+            for part, narrower in self._by_schedule(space, tightened) if tightened is not None else ():
+                if part.split is None:
+                    self._sample(part, narrower)
+                self._push(part, narrower, counts_stages=part.counts_stages, sampled=True)
+
+    @staticmethod
+    def _by_schedule(space: Space, window: TimeWindow) -> Iterator[tuple[Space, TimeWindow]]:
+        """The window in the parts of a space that differ in schedule; or as it is."""
+        for part in space.parts if space.by_schedule else (space,):
+            yield part, replace(window, network=part.within(window.network, space))
 
     def _initial_bounds(self) -> list[tuple[Space, InitialBounds]]:
-        """A first look at the spaces, at all of them if time allows."""
-        looked_at = []
+        """The initial bounds of the spaces, of all of them if time allows."""
+        found = []
         for space in self.among:
             if self._must_stop(0.0):  # no objective is below 0: all that is known of the rest
                 return []
-            bounds = self._looked_at(space)
+            bounds = self._bounds_of(space)
             if bounds is not None:
-                looked_at.append((space, bounds))
-        return looked_at
+                found.append((space, bounds))
+        return found
 
     def _must_stop(self, bound: float) -> bool:
-        """Whether time is up, so that `bound` is all that is known of what is left."""
+        """Return whether time is up, so that `bound` is all that is known of what is left."""
         if (self.found or self.incumbents.best < math.inf) and self.time_is_up():
             self.bound, self.complete = min(self.bound, bound), False
             return True
         return False
 
-    def _look_into(self, entry: _Entry) -> None:
+    def _process(self, entry: _Entry) -> None:
         space, window = entry.space, self._tightened(entry.window)
         if window is None:
             return
         narrow = window.high_s < window.low_s * _NARROW
         small = narrow or len(window.network) <= _SEARCHABLE
-        if space.split is not None:
+        if space.by_schedule:
+            for part, narrower in self._by_schedule(space, window):
+                self._push(part, narrower, counts_stages=part.counts_stages)
+        elif space.split is not None:
             for part in space.parts:
-                self._push_part(part, window)
-        elif not entry.glanced_at and len(window.network) <= _MERGEABLE and self._glance(space, window):
-            self._push(space, window, counts_stages=entry.counts_stages, glanced_at=True)
+                self._push_part(part, space, window)
+        elif not entry.sampled and len(window.network) <= _MERGEABLE and self._sample(space, window):
+            self._push(space, window, counts_stages=entry.counts_stages, sampled=True)
         elif small and not entry.counts_stages:
             needed = self._needed(window, _FEW_LABELS)
             if needed is not None:
                 multiplied = replace(needed, network=with_stage_counts(space, needed.network))
                 self._push(space, multiplied, counts_stages=True)
         elif not small or not self._searched(space, window, pair_limit=_FEW_PAIRS):
-            self._look_closer(entry, window, small=small, narrow=narrow)
+            self._reduce(entry, window, small=small, narrow=narrow)
 
-    def _look_closer(self, entry: _Entry, window: TimeWindow, *, small: bool, narrow: bool) -> None:
+    def _reduce(self, entry: _Entry, window: TimeWindow, *, small: bool, narrow: bool) -> None:
         """Make a window in which there is too much to search smaller, or search it all the same, or split it."""
         space = entry.space
         needed = self._needed(window, _FEW_LABELS, *((_MORE_LABELS,) if small else ()))
         if needed is None:
             return
-        if len(needed.network) < len(window.network) / 2:
+        searchable = len(needed.network) <= _SEARCHABLE
+        if len(needed.network) < len(window.network) / 2 or (searchable and not entry.counts_stages):
             self._push(space, needed, counts_stages=entry.counts_stages)
         elif not self._searched(space, needed, pair_limit=math.inf if narrow else _PAIRS):
-            parts = _PARTS if len(needed.network) <= _SEARCHABLE else 2
+            parts = _PARTS if searchable else 2
             for low_s, high_s in itertools.pairwise(np.geomspace(window.low_s, window.high_s, parts + 1).tolist()):
                 shorter = replace(needed, low_s=low_s, high_s=high_s)
                 self._push(space, shorter, counts_stages=entry.counts_stages)
@@ -195,10 +209,10 @@ class Search:
                 window = fewer
         return window
 
-    def _push_part(self, part: Space, window: TimeWindow) -> None:
+    def _push_part(self, part: Space, whole: Space, window: TimeWindow) -> None:
         """Queue the window of a space for a part of the space."""
         if part not in self._parts:
-            self._parts[part] = self._looked_at(part)
+            self._parts[part] = self._bounds_of(part)
         bounds = self._parts[part]
         if bounds is None:
             return
@@ -209,7 +223,7 @@ class Search:
         second_usd = max(window.second_usd, (price_usd_s + self.incumbents.time_value_usd_s) * (1 - ROUNDING))
         window = replace(
             window,
-            network=part.network,
+            network=part.within(window.network, whole),
             low_s=low_s,
             second_usd=second_usd,
             weights=bounds.weights,
@@ -218,17 +232,17 @@ class Search:
         )
         self._push(part, window, counts_stages=part.counts_stages)
 
-    def _looked_at(self, space: Space) -> InitialBounds | None:
-        """A first look at a space, which offers the plans that it finds; None if there are none."""
+    def _bounds_of(self, space: Space) -> InitialBounds | None:
+        """The initial bounds of a space, whose plans are offered; None if there are none."""
         bounds = initial_bounds(space.network)
         if bounds is not None:
             self._offer(space, space.network, *few_ends(space.network, bounds.paths))
         return bounds
 
-    def _glance(self, space: Space, window: TimeWindow) -> bool:
+    def _sample(self, space: Space, window: TimeWindow) -> bool:
         """Look for a better plan among a few labels alone; true if there is one."""
         known = len(self.found)
-        for paths in likely_plans(window, self.incumbents, keep=_GLANCE):
+        for paths in likely_plans(window, self.incumbents, keep=_SAMPLED_LABELS):
             self._offer(space, window.network, *all_ends(window.network, paths))
         return len(self.found) > known
 
@@ -246,13 +260,13 @@ class Search:
             return False
         return True
 
-    def _push(self, space: Space, window: TimeWindow, *, counts_stages: bool, glanced_at: bool = False) -> None:
+    def _push(self, space: Space, window: TimeWindow, *, counts_stages: bool, sampled: bool = False) -> None:
         too_late = window.low_s > self.incumbents.latest_s
         too_expensive = window.bound_usd >= self._threshold_usd(window)
         if too_late or too_expensive or not len(window.network):
             return
         priority = self.incumbents.priority(window.bound_usd, window.low_s)
-        heapq.heappush(self._queue, _Entry(priority, next(self._numbers), space, window, counts_stages, glanced_at))
+        heapq.heappush(self._queue, _Entry(priority, next(self._numbers), space, window, counts_stages, sampled))
 
     def _threshold_usd(self, window: TimeWindow) -> float:
         return float(self.incumbents.threshold_usd(np.array([window.low_s]))[0])

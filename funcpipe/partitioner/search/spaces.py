@@ -10,9 +10,11 @@ Two things depend on how many stages a plan has, which an option does not know:
   they may have, which is a lower bound; where that is not enough, it is split, down to one number of stages;
 - under 1F1B, the memory of a stage and its pace depend on how many stages lie *behind* it. A space first treats every
   stage as if few lay behind it, which is a lower bound; `with_stage_counts` later multiplies the nodes by that number.
+  Until then 1F1B and eager 1F1B cost the same, so they share one space and its first look: stages hold fewer
+  micro-batches under 1F1B, which therefore has all options that eager 1F1B has. A window that may hold a plan is split.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -34,7 +36,8 @@ class Space:
 
     Where `counts_stages` is false, paths through `network` may have fewer or more stages, and stages on them may not
     fit with all that lie behind them. Plans of more than `exact_upto` stages cost more than the network says: they are
-    searched in `parts`, and take at most `slowdown` times as long.
+    searched in `parts`, and take at most `slowdown` times as long. With `by_schedule` the parts are schedules, and
+    plans are those of the first one until a window is split.
     """
 
     setting: Setting
@@ -47,11 +50,27 @@ class Space:
     exact_upto: int
     slowdown: float = 1.0
     split: "Callable[[], tuple[Space, ...]] | None" = None
+    by_schedule: bool = False
 
     @cached_property
     def parts(self) -> "tuple[Space, ...]":
         """Smaller spaces that hold the same plans, with better bounds; none if the costs are those of all plans."""
         return self.split() if self.split is not None else ()
+
+    def within(self, network: OptionNetwork, whole: "Space") -> OptionNetwork:
+        """The options of this part that may be needed if of those of the `whole` only `network` is.
+
+        For each option of a part the whole has the same one, or one for the same layers that costs no more.
+        """
+        if self.options is whole.options:
+            return network
+
+        def keys(options: Options) -> IntArray:
+            return 2 * (options.edge * len(self.setting.spec.sizes) + options.size) + options.recompute
+
+        own, left = self.network.options, network.options
+        elsewhere = ~np.isin(keys(own), keys(whole.options)) & np.isin(own.edge, left.edge)
+        return self.network.keep(elsewhere | np.isin(keys(own), keys(left)))
 
     def choices(self, network: OptionNetwork, path: IntArray, ways: IntArray) -> list[StageChoice]:
         """The stages of a path through `network`, which is a part of this space's, in these ways."""
@@ -108,10 +127,28 @@ def spaces(
     )
     links = [max(size.upload_bytes_s, size.download_bytes_s) for size in problem.spec.sizes]
     cap = problem.shared_bytes_s
-    for setting in problem.settings() if settings is None else settings:
-        most = min(graph.layers, problem.max_functions // setting.replicas)
-        free = most if cap is None else min(most, int(cap / max(links) / setting.replicas))
-        yield from made.spaces(setting, 1, most, exact_upto=max(free, 1))
+    for group in _sharing_a_first_look(problem.settings() if settings is None else settings):
+        most = min(graph.layers, problem.max_functions // group[0].replicas)
+        free = most if cap is None else min(most, int(cap / max(links) / group[0].replicas))
+        if keep is None and most <= free:
+            yield from made.together(group, most)
+        else:
+            for setting in group:
+                yield from made.spaces(setting, 1, most, exact_upto=max(free, 1))
+
+
+def _sharing_a_first_look(settings: Iterable[Setting]) -> Iterator[list[Setting]]:
+    """The settings in groups: those that follow each other and differ only between 1F1B and eager 1F1B."""
+    group: list[Setting] = []
+    for setting in settings:
+        in_turn = bool(group) and group[-1].schedule is ScheduleKind.ONE_F_ONE_B
+        if not (in_turn and setting == replace(group[-1], schedule=ScheduleKind.EAGER_ONE_F_ONE_B)):
+            if group:
+                yield group
+            group = []
+        group.append(setting)
+    if group:
+        yield group
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,6 +189,20 @@ class _Maker:
         else:
             slowdown = 2 * most / exact_upto  # of transfers, and of sums that a backward hid
             yield replace(space, slowdown=slowdown, counts_stages=False, split=lambda: tuple(self._parts(space)))
+
+    def together(self, group: Sequence[Setting], most: int) -> Iterator[Space]:
+        """The plans of settings that differ in memory and pace alone, as one space until stages are counted.
+
+        Under the first setting stages hold the fewest micro-batches, so it has an option for the same layers that is no
+        dearer than any of another setting; under the last one they hold most, so its pace is the fastest.
+        """
+        first, *others = group
+        for space in self.spaces(first, 1, most, exact_upto=most):
+
+            def split(space: Space = space) -> tuple[Space, ...]:
+                return (space, *(part for other in others for part in self.spaces(other, 1, most, exact_upto=most)))
+
+            yield replace(space, by_schedule=True, split=split) if others else space
 
     def _parts(self, space: Space) -> Iterator[Space]:
         """The plans that cost what the space says, and two halves of the others."""
