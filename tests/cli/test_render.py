@@ -124,24 +124,27 @@ def front(console: Console) -> None:
     render.front(found, "plan.json", console)
 
 
+WORKER = WorkerStatus(
+    worker="s11.r15",
+    state=WorkerState.WORKING,
+    attempt=123,
+    outcome=None,
+    step=1234567,
+    saved_step=1234560,
+    memory_bytes=LARGE_BYTES,
+    memory_mb=131072,
+    spent_usd=LARGE_USD,
+    heard_s=123456,
+    busy=(
+        Busy(lane="compute", task="backward.s11.m15", since_s=1234.5),
+        Busy(lane="download", task="get.s11.m15", since_s=1234.5, awaits="put.s10.m15"),
+    ),
+    error=None,
+)
+
+
 def status(console: Console) -> None:
-    worker = WorkerStatus(
-        worker="s11.r15",
-        state=WorkerState.WORKING,
-        attempt=123,
-        outcome=None,
-        step=1234567,
-        saved_step=1234560,
-        memory_bytes=LARGE_BYTES,
-        memory_mb=131072,
-        spent_usd=LARGE_USD,
-        heard_s=123456,
-        busy=(
-            Busy(lane="compute", task="backward.s11.m15", since_s=1234.5),
-            Busy(lane="download", task="get.s11.m15", since_s=1234.5, awaits="put.s10.m15"),
-        ),
-        error=None,
-    )
+    worker = WORKER
     failed = replace(worker, outcome=Outcome.FAILED, error="ValueError: the loss is nan", busy=())
     idle = replace(worker, busy=())
     lost = replace(idle, state=WorkerState.DEAD, heard_s=None, error="killed by SIGKILL")
@@ -305,3 +308,11 @@ def test_every_number_of_a_column_that_is_shown_is_whole(rows: list[tuple[str, .
     for i, column in enumerate(columns[:4]):
         if f" {column.name}" not in left_out:
             assert {row[i] for row in rows} <= words
+
+
+def test_a_table_of_workers_shows_the_ends_of_a_long_error() -> None:
+    text = render.runs.doing(
+        replace(WORKER, outcome=Outcome.FAILED, error="ValueError: <html>" + "x" * 8000 + "</html>")
+    )
+    assert re.fullmatch(r"failed: ValueError: <html>x+\n… 7,625 characters are left out here …\nx+</html>", text)
+    assert len(text) < 500

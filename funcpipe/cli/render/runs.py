@@ -10,6 +10,7 @@ from funcpipe.client.commands import after_end, after_failure, commands, watch_c
 from funcpipe.core import MB, Bill, Estimate, JobEstimate
 from funcpipe.core.job_estimate import counted, earlier_text, number_text, usd_text
 from funcpipe.core.stores import DEFAULT
+from funcpipe.core.texts import shortened
 
 if TYPE_CHECKING:
     from funcpipe.api.evaluating import EvaluationResult
@@ -155,7 +156,7 @@ def run_status(found: "RunStatus", storage: str, console: Console) -> None:
     if found.loss_over is not None:
         console.print(f"losses are means over {found.loss_over}", markup=False)
     if found.halt is not None:
-        console.print(f"ends early: {found.halt}", markup=False)
+        console.print(f"ends early: {shortened(found.halt, kept=ERROR_CHARACTERS)}", markup=False)
     for command in commands_after(found, storage):
         console.print(command, soft_wrap=True, markup=False)
 
@@ -170,12 +171,15 @@ def commands_after(found: "RunStatus", storage: str) -> tuple[str, ...]:
     return after_failure(found.run, storage, watch=watch)
 
 
+ERROR_CHARACTERS = 200
+"""A table shows so many characters of the beginning of an error, and as many of its end; the run's logs have more."""
+
+
 def doing(worker: "WorkerStatus") -> str:
     """What a worker does, or how it has ended; a line for each of its lanes."""
-    if worker.outcome is not None:
-        return worker.outcome.value + (f": {worker.error}" if worker.error else "")
-    if worker.state.value not in ("working", "starting"):
-        return worker.state.value + (f": {worker.error}" if worker.error else "")
+    if worker.outcome is not None or worker.state.value not in ("working", "starting"):
+        state = worker.state.value if worker.outcome is None else worker.outcome.value
+        return state + (f": {shortened(worker.error, kept=ERROR_CHARACTERS)}" if worker.error else "")
     lines = [
         f"{busy.lane}: {busy.task}"
         + (f" waiting for {busy.awaits}," if busy.awaits else ",")
