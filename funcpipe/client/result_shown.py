@@ -3,14 +3,14 @@
 from typing import TYPE_CHECKING
 
 from funcpipe.core.job_estimate import counted, earlier_text, number_text, usd_text
-from funcpipe.core.shown import Shown, curve
 from funcpipe.core.stores import DEFAULT
+from funcpipe.core.summary import Summary, curve
 
 if TYPE_CHECKING:
     from funcpipe.client.results import RunResult
 
 
-def result_shown(result: "RunResult") -> Shown:
+def result_shown(result: "RunResult") -> Summary:
     """The losses, what the run took, and the model that it leaves."""
     bill, losses = result.bill, result.losses
     fell = f", loss {losses[0]:.4f} -> {losses[-1]:.4f}" if losses else ""
@@ -35,4 +35,4 @@ def result_shown(result: "RunResult") -> Shown:
     if result.callback_errors:
         facts.append(("callbacks", f"{counted(len(result.callback_errors), 'callback')} failed: callback_errors"))
     title = f"Result of run {result.run}: {counted(len(losses), 'step')}{fell}"
-    return Shown(title=title, facts=tuple(facts), figure=curve(losses))
+    return Summary(title=title, facts=tuple(facts), figure=curve(losses))

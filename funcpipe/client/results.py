@@ -24,7 +24,7 @@ from funcpipe.core import (
     prices_of,
     store_bills,
 )
-from funcpipe.core.shown import Showable
+from funcpipe.core.summary import HasSummary
 from funcpipe.errors import InvalidValue, RunUnknown
 from funcpipe.model.split.module_state import Attributes
 from funcpipe.platforms.base import Storage
@@ -71,7 +71,7 @@ def ignore_progress(progress: Progress) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class RunResult(Showable):
+class RunResult(HasSummary):
     """What a run leaves: the mean loss of each step, the trained tensors under the model's names, what it took.
 
     `attributes` are the Python attributes that forwards of the model change for the next ones, by module and name;
@@ -137,7 +137,7 @@ class RunResult(Showable):
             raise InvalidValue("average", None, "must be given to FuncPipe, such as average=EMA(decay=0.999)")
         return dict(self.averaged)
 
-    shown = result_shown
+    summary = result_shown
 
 
 def collect(

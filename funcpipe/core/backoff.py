@@ -1,7 +1,7 @@
 """Pauses between tries of something that fails for now: they grow, and are drawn at random.
 
-So whoever was refused together does not come back together ("full jitter"). The random numbers that a program seeds are
-left alone.
+Clients that were refused together do not come back together ("full jitter"). The random numbers that a program
+seeds are left alone.
 """
 
 import random
@@ -29,5 +29,5 @@ class Backoff:
         checks.at_least("most_s", self.most_s, self.first_s)
 
     def pause_s(self, tries: int) -> float:
-        """How long to pause after so many tries."""
+        """Return the pause after so many tries."""
         return self.draw() * min(self.first_s * 2.0 ** min(tries - 1, _MOST_DOUBLINGS), self.most_s)

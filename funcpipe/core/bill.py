@@ -1,4 +1,4 @@
-"""What a run cost: its functions, and for each kind of object what it took of its store."""
+"""The bill of a run: its functions, and its use of each store by kind of object."""
 
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -10,7 +10,7 @@ from funcpipe.core.stores import Stores
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreBill:
-    """What one kind of object took of its store in a run, of all functions and the client that makes the bill.
+    """The use that one kind of object made of its store in a run, by all functions and the client that makes the bill.
 
     The kinds are messages, sums, checkpoints, and "default": all else, such as records, leases and data, without the
     bytes of what a function writes and reads after it has counted them, to make its report. `request_usd` pays for the
@@ -34,7 +34,7 @@ class StoreBill:
 def store_bills(
     counts: CountsByKind, prices: PlatformSpec, stores: Stores, *, lasted_s: float
 ) -> tuple[StoreBill, ...]:
-    """An item for each kind that took anything of its store in a run that has lasted `lasted_s`."""
+    """Return an item for each kind that used its store in a run that has lasted `lasted_s`."""
     found: list[StoreBill] = []
     paid: set[str] = set()
     for kind, requests in counts.by_kind.items():
@@ -56,11 +56,11 @@ def store_bills(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bill:
-    """What a run used and cost, at the prices of `platform`; `earlier_usd` is what it cost before it was resumed.
+    """The usage of a run and its cost at the prices of `platform`; `earlier_usd` is the cost before it was resumed.
 
     `puts`, `lists` and `gets` are the requests of all its functions, and of the client that makes the bill, which alone
-    are those in `client`. Functions that died told of their requests with their last heartbeats: what they asked for
-    afterwards, within `heartbeat_s` at most, is missing, and so is what a function asked for that never became its
+    are those in `client`. Functions that died reported their requests with their last heartbeats: requests made
+    afterwards, within `heartbeat_s` at most, are missing, and so are those of a function that never became its
     worker.
 
     `request_usd` pays for invocations, storage requests and bytes. `hours_usd` pays for stores that cost by the hour;

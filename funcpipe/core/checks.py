@@ -11,25 +11,25 @@ E = TypeVar("E", bound=Enum)
 
 
 def at_least(field: str, value: float, low: float) -> None:
-    """`value` is a finite number and not below `low`."""
+    """Raise InvalidValue unless `value` is a finite number and not below `low`."""
     if not _is_number(value) or not math.isfinite(value) or value < low:
         raise InvalidValue(field, value, f"must be at least {low:g}")
 
 
 def positive(field: str, value: float) -> None:
-    """`value` is a finite number and above zero."""
+    """Raise InvalidValue unless `value` is a finite number above zero."""
     if not _is_number(value) or not math.isfinite(value) or value <= 0:
         raise InvalidValue(field, value, "must be above 0")
 
 
 def whole(field: str, value: int, low: int) -> None:
-    """`value` is a whole number and not below `low`."""
+    """Raise InvalidValue unless `value` is a whole number and not below `low`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise InvalidValue(field, value, f"must be a whole number of at least {low}")
 
 
 def choose(owner: object, field: str, kind: type[Enum], *, optional: bool = False) -> None:
-    """Let `field` of the frozen dataclass `owner` be a member of `kind`; it may be its value, a string.
+    """Make `field` of the frozen dataclass `owner` a member of `kind`; it may be its value, a string.
 
     None stays None if the field is `optional`. Raises InvalidValue, with all choices.
     """
@@ -39,20 +39,20 @@ def choose(owner: object, field: str, kind: type[Enum], *, optional: bool = Fals
 
 
 def kind_of(field: str, value: object, kind: type) -> None:
-    """`value` is of the class `kind`."""
+    """Raise InvalidValue unless `value` is of the class `kind`."""
     if not isinstance(value, kind):
         article = "an" if kind.__name__[0] in "AEIOU" else "a"
         raise InvalidValue(field, value, f"must be {article} {kind.__name__}")
 
 
 def filled(field: str, value: Sequence[object]) -> None:
-    """`value` has at least one item."""
+    """Raise InvalidValue unless `value` has at least one item."""
     if not value:
         raise InvalidValue(field, value, "must not be empty")
 
 
 def distinct(field: str, names: Sequence[str]) -> None:
-    """No name occurs twice in `names`."""
+    """Raise InvalidValue if a name occurs twice in `names`."""
     seen: set[str] = set()
     for name in names:
         if name in seen:
@@ -61,7 +61,7 @@ def distinct(field: str, names: Sequence[str]) -> None:
 
 
 def choice(field: str, value: object, kind: type[E]) -> E:
-    """`value` as a member of `kind`, which may be given by its text; raises InvalidValue, with all choices."""
+    """Return `value` as a member of `kind`, which may be given by its text; raises InvalidValue, with all choices."""
     try:
         return kind(value)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a plan or a user can choose from: number formats, optimisers, recomputation, schedules, synchronisation."""
+"""The choices of a plan or a user: number formats, optimisers, recomputation, schedules, synchronisation."""
 
 from enum import Enum
 
@@ -49,25 +49,25 @@ class OptimizerKind(Enum):
 
     @property
     def values_per_parameter(self) -> int:
-        """How many values the optimiser keeps per parameter."""
+        """The number of values that the optimiser keeps per parameter."""
         return {OptimizerKind.SGD: 0, OptimizerKind.MOMENTUM: 1, OptimizerKind.ADAM: 2}[self]
 
     def values_each(self, replicas: int, *, sharded: bool, averaged: bool = False) -> float:
-        """How many values each replica of a stage keeps per parameter: all of the optimiser's, or its share if they are
-        `sharded`, and one more if the parameters are `averaged` over steps.
+        """Return the number of values that each replica of a stage keeps per parameter: all of the optimiser's, or its
+        share if they are `sharded`, and one more if the parameters are `averaged` over steps.
         """
         return self.values_per_parameter / (replicas if sharded else 1) + averaged
 
 
 class Interval(Enum):
-    """How often a learning-rate scheduler is stepped: after each training step, or at the end of each epoch."""
+    """The interval at which a learning-rate scheduler is stepped: each training step, or the end of each epoch."""
 
     STEP = "step"
     EPOCH = "epoch"
 
 
 class Recompute(Enum):
-    """Whether a stage may drop its activations and repeat its forward before its backward."""
+    """The stages that may drop their activations and repeat their forward before their backward."""
 
     NEVER = "never"
     AUTO = "auto"
@@ -86,7 +86,7 @@ class ScheduleKind(Enum):
 
 
 class Sync(Enum):
-    """How the replicas of a stage sum their gradients through storage."""
+    """The ways in which the replicas of a stage sum their gradients through storage."""
 
     THREE_PHASE = "three-phase"
     PIPELINED = "pipelined"
@@ -96,11 +96,11 @@ class Sync(Enum):
 
     @property
     def shares_sums(self) -> bool:
-        """Whether each replica sums a part of the gradients for all others."""
+        """True if each replica sums a part of the gradients for all others."""
         return self not in (Sync.EXCHANGE, Sync.ALL_REDUCE)
 
     def fed_back(self, replicas: int) -> float:
-        """How many values per parameter a replica keeps at most for sums in 8 bits: what rounding took from what it
-        sends, and from what it sums.
+        """Return the most values per parameter that a replica keeps for sums in 8 bits: the rounding errors of what it
+        sends, and of what it sums.
         """
         return 1 + (1 / replicas if self.shares_sums else 1.0)

@@ -1,4 +1,4 @@
-"""A comparison of ways to do a job, and what a run by one of them took: lines of the local history."""
+"""A comparison of ways to do a job, and the outcome of a run by one of them: lines of the local history."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -60,7 +60,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayRun:
-    """What `run` took, which trained by `way` of the comparison with the key `comparison`; it ended at `at_s`.
+    """The outcome of `run`, which trained by `way` of the comparison with the key `comparison`; it ended at `at_s`.
 
     It `ran_on` that way's place, or what took its place, such as `local`. It did `share` of the job's work. `seconds`
     and dollars include the start, unless `with_start` is false: of machines that were there already.

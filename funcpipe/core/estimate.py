@@ -1,4 +1,4 @@
-"""What one iteration of a plan is predicted to take, and how the plan was found."""
+"""The prediction for one iteration of a plan, and how the plan was found."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -28,13 +28,13 @@ class StageEstimate:
 
     @property
     def memory_bytes(self) -> int:
-        """What one function of the stage needs at its peak."""
+        """The peak memory of one function of the stage."""
         return self.base_bytes + self.state_bytes + self.activation_bytes + self.waste_bytes + self.data_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreEstimate:
-    """What one kind of object takes of its store in an iteration, all functions together.
+    """The use that one kind of object makes of its store in an iteration, all functions together.
 
     `hours_usd` pays for the iteration's part of an hour of a store that is there for it; the first kind that is in the
     store has it.
@@ -52,16 +52,16 @@ class StoreEstimate:
 
     @property
     def cost_usd(self) -> float:
-        """All dollars of it."""
+        """Dollars for requests, bytes and hours."""
         return self.request_usd + self.transfer_usd + self.hours_usd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What one iteration is predicted to take: seconds, itemised dollars, bytes, requests, and the bottleneck.
+    """The prediction for one iteration: seconds, itemised dollars, bytes, requests, and the bottleneck.
 
     `compute_usd` pays for the functions' time, `request_usd` for storage requests and bytes, `hours_usd` for the hours
-    of stores that cost by the hour. `stores` has what it takes of each kind of object; older estimates lack it.
+    of stores that cost by the hour. `stores` has the use of each store by kind of object; older estimates lack it.
 
     `overhead_s` and `overhead_usd` are what an iteration's share of starting functions, and of handing over when their
     lifetime ends, adds; `iteration_s` and `cost_usd` do not include them.
@@ -88,7 +88,7 @@ class Estimate:
 
 
 class Optimality(Enum):
-    """What is known about a plan: that it is the best there is, or only the best that was found."""
+    """The evidence for a plan: that it is the best there is, or only the best that was found."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
@@ -96,7 +96,7 @@ class Optimality(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SolverReport:
-    """How a plan was found. No plan has an objective below `bound`; `gap` = (objective − bound) / objective.
+    """The outcome of a search. No plan has an objective below `bound`; `gap` = (objective − bound) / objective.
 
     `merged_layers` is how many layers the plan was chosen among, where that is fewer than the profile has; `sync_ways`
     how many ways of synchronising, the same for all stages, where not every stage could have any. No *such* plan is

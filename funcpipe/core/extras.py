@@ -1,4 +1,4 @@
-"""The distribution's name, and what is said where a library is missing that only some users need."""
+"""The distribution's name, and the error for a library that is missing and only some users need."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,21 +10,21 @@ if TYPE_CHECKING:
     from importlib import metadata
 
 DISTRIBUTION = "funcpipe-torch"
-"""What the package is called on the package index; its import name is `funcpipe`."""
+"""The name of the package on the package index; its import name is `funcpipe`."""
 
 
 _FORMER = "funcpipe"
-"""What a checkout may still be installed as; on the package index this is somebody else's package."""
+"""The name that a checkout may still be installed under; on the package index this is an unrelated package."""
 
 
 def version() -> str:
-    """The version that is installed; `0+unknown` where the package is only found on the path."""
+    """Return the installed version; `0+unknown` where the package is only found on the path."""
     found = _installed()
     return "0+unknown" if found is None else found.version
 
 
 def requirements() -> tuple[str, ...]:
-    """What the installed distribution requires, extras included, as pip reads it."""
+    """Return the requirements of the installed distribution, extras included, as pip reads them."""
     found = _installed()
     return () if found is None else tuple(found.requires or ())
 
@@ -41,7 +41,7 @@ def _installed() -> "metadata.Distribution | None":
 
 
 def install(extra: str) -> str:
-    """The command that installs the libraries of `extra`."""
+    """Return the command that installs the libraries of `extra`."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
 

@@ -1,4 +1,4 @@
-"""What a whole job is expected to take, before it is started: seconds and dollars, item by item."""
+"""The estimate of a whole job, before it is started: seconds and dollars, item by item."""
 
 import math
 from dataclasses import dataclass, field
@@ -35,13 +35,13 @@ NOTHING = JobItem()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobEstimate:
-    """What `steps` steps, as far as they are left, are expected to take at the prices of `platform`.
+    """The prediction for the remaining `steps` steps at the prices of `platform`.
 
     `start` counts functions: their cold starts, and loading code and tensors. `training` counts steps, with the
     messages of activations, gradients and sums; `validation` forward-only steps. `hand_overs` counts functions that
     take the place of others, `checkpoints` those of all stages. `watching` counts seconds: heartbeats, leases and empty
-    requests of functions, besides their work. `client` counts the client's own requests. What the run has cost before
-    is `earlier_usd`, `hours_usd` pays for stores that cost by the hour, while the run lasts, and `traffic_usd` for what
+    requests of functions, besides their work. `client` counts the client's own requests. The earlier cost of the run is
+    `earlier_usd`, `hours_usd` pays for stores that cost by the hour, while the run lasts, and `traffic_usd` for what
     the client downloads. Logs and the watchdog of a deployment are not in it. `prices_note` says which prices are
     another region's.
     """
@@ -111,17 +111,17 @@ class JobEstimate:
 
 
 def earlier_text(bill: Bill) -> str:
-    """How much of a bill is of the time before its run was resumed; all else on it is of the time since."""
+    """Return the part of a bill that is from before its run was resumed, in words."""
     return f", ${usd_text(bill.earlier_usd)} of it before it was resumed" if bill.earlier_usd else ""
 
 
 def counted(number: int, what: str) -> str:
-    """A number of things: '1 step', '2 steps'."""
+    """Return a number of things as text: '1 step', '2 steps'."""
     return f"{number} {what}" + ("" if number == 1 else "s")
 
 
 def time_text(seconds: float) -> str:
-    """A time as people say it, to two digits or so."""
+    """Return a time in words, to two digits or so."""
     if seconds < 90:
         return f"{number_text(seconds, 0) if seconds < 0.95 else f'{seconds:.0f}'} s"
     if seconds < 5400:
@@ -130,7 +130,7 @@ def time_text(seconds: float) -> str:
 
 
 def usd_text(usd: float) -> str:
-    """Dollars to cents, or to two digits if there are fewer than ten cents."""
+    """Return dollars to cents, or to two digits below ten cents."""
     return f"{usd:.2f}" if usd >= 0.1 or not usd else f"{usd:.2g}" if usd >= 1e-4 else number_text(usd, 6)
 
 

@@ -1,4 +1,4 @@
-"""What a whole training job is to reach, by when, for how much, and how surely."""
+"""The specification of a whole training job: its goal, deadline, budget and risk."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -39,7 +39,7 @@ class JobSpec:
 
     @property
     def goal(self) -> str:
-        """What the job is to reach, in words."""
+        """The goal of the job, in words."""
         if self.epochs is None:
             return f"loss {self.target_loss:g}"
         return "1 epoch" if self.epochs == 1 else f"{self.epochs:g} epochs"

@@ -33,7 +33,7 @@ D = TypeVar("D", bound=Document)
 
 
 def to_text(value: Document, *, indent: int | None = 1) -> str:
-    """The JSON document of `value`, its format first; in one line if `indent` is None, which is much faster."""
+    """Return the JSON document of `value`, its format first; in one line if `indent` is None, which is much faster."""
     return json.dumps({"format": value.FORMAT, **to_plain(value)}, indent=indent, allow_nan=False) + "\n"
 
 
@@ -68,7 +68,7 @@ def read(kind: type[D], path: str | Path) -> D:
 
 
 def to_plain(value: Any) -> Any:
-    """`value` as dict, list, str, int, finite float, bool and None."""
+    """Return `value` as dict, list, str, int, finite float, bool and None."""
     if isinstance(value, Enum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -83,7 +83,7 @@ def to_plain(value: Any) -> Any:
 
 
 def from_plain(kind: Any, data: Any, *, source: str, field: str = "") -> Any:
-    """The inverse of `to_plain`: `data` as a value of type `kind`, found in `field` of `source`."""
+    """Invert `to_plain`: return `data` as a value of type `kind`, found in `field` of `source`."""
     origin = typing.get_origin(kind)
     if origin in (types.UnionType, typing.Union):
         return _from_union(kind, data, source, field)
@@ -163,7 +163,7 @@ def _from_number(data: Any, source: str, field: str) -> float:
 
 
 def _key(kind: Any, text: str, source: str, field: str) -> Any:
-    """A key of an object, which JSON writes as text."""
+    """Return a key of an object, which JSON writes as text."""
     if kind is not int:
         return text
     if not text.removeprefix("-").isdecimal():
@@ -216,6 +216,6 @@ _WRITERS = {
 
 
 def _writer(expected: str) -> str:
-    """What writes documents of this format, if users have such."""
+    """Return the name of the program that writes documents of this format, if users have such."""
     writer = _WRITERS.get(expected.partition("/")[0])
     return f"; {writer}" if writer else ""

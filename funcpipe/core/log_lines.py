@@ -24,9 +24,9 @@ _LINE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawLine:
-    """A line as a platform keeps it, and when that got it, where it tells.
+    """A line as a platform keeps it, and the time at which the platform received it, if known.
 
-    `function` is any name that tells functions apart: lines of the same name were written by one function.
+    `function` is any name that identifies a function: lines of the same name were written by one function.
     """
 
     function: str
@@ -54,10 +54,10 @@ class LogLine:
 
 
 def merged(run: str, lines: Iterable[RawLine]) -> tuple[LogLine, ...]:
-    """The lines of `run`, merged in time. Lines of one function stay in their order, whatever their clock says.
+    """Return the lines of `run`, merged in time. Lines of one function keep their order, whatever their clock says.
 
     A line that was printed belongs to its function, at the time at which the platform got it, or else at that of the
-    line before it. Functions of which no line tells whose they are, are left out.
+    line before it. Lines of functions that cannot be assigned to a worker are left out.
     """
     functions: dict[str, list[RawLine]] = {}
     for line in lines:
@@ -88,7 +88,7 @@ def _of_function(lines: list[RawLine]) -> Iterator[LogLine]:
 
 
 def parsed(text: str) -> LogLine | None:
-    """The line that a function logged; None if it was printed."""
+    """Return the line that a function logged; None if it was printed."""
     match = _LINE.fullmatch(text)
     if match is None:
         return None

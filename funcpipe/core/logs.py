@@ -1,7 +1,7 @@
-"""How processes write logs: people read those of a client, `funcpipe logs` collects those of functions.
+"""Logging of processes: people read the logs of a client, `funcpipe logs` collects those of functions.
 
-Modules use `logging.getLogger(__name__)` as anywhere; here is where lines go, from which level on, and what they look
-like. A function's line is one that can be parsed and merged with those of others, see `log_lines`.
+Modules use `logging.getLogger(__name__)` as usual; here is where lines go, from which level on, and in what form. A
+function's line is one that can be parsed and merged with those of others, see `log_lines`.
 """
 
 import logging
@@ -22,7 +22,7 @@ FILE = "FUNCPIPE_LOG_FILE"
 """The environment variable with the file that a function's lines are appended to; standard error without it."""
 
 BEGINS = "the function begins"
-"""What a function's first line says, at any level: it tells to which run the lines after it belong."""
+"""The first line of a function, at any level: it names the run that the lines after it belong to."""
 
 _ROOT = "funcpipe"
 _NAMES = ("debug", "info", "warning", "error", "critical")
@@ -88,7 +88,7 @@ def in_function(*, run: str, worker: str, attempt: int, levels: str = "INFO") ->
 
 
 def is_function() -> bool:
-    """Whether this process is a function at the moment, so that its client warns of what concerns both."""
+    """Return True if this process is a function now, so that its client warns of what concerns both."""
     return _context.in_function
 
 
@@ -104,12 +104,12 @@ def kept(path: str, *, run: str, worker: str) -> Iterator[None]:
         handler = _handler(stream, run=run, worker=worker, attempt=0)
         root = logging.getLogger(_ROOT)
         before = root.level, {other: other.level for other in root.handlers}
-        shown = root.getEffectiveLevel()
+        level = root.getEffectiveLevel()
         for other in root.handlers:
-            other.setLevel(max(other.level, shown))  # they show no more than before
+            other.setLevel(max(other.level, level))  # they show no more than before
         handler.setLevel(logging.INFO)
         root.addHandler(handler)
-        root.setLevel(min(shown, logging.INFO))
+        root.setLevel(min(level, logging.INFO))
         try:
             yield
         finally:
@@ -126,13 +126,13 @@ def stamp(time_s: float) -> str:
 
 
 def prefix(time_s: float, level: str, *, run: str, worker: str, attempt: int, step: int | None = None) -> str:
-    """What a function's line begins with."""
+    """Return the beginning of a function's line."""
     at = "" if step is None else f" step={step}"
     return f"{stamp(time_s)} {level} run={run} worker={worker} attempt={attempt}{at}"
 
 
 class _Context:
-    """What lines say besides their message, for all threads of the process."""
+    """The context that lines carry besides their message, for all threads of the process."""
 
     step: int | None = None
     in_function: bool = False
@@ -154,7 +154,7 @@ class _ToStandardError(logging.StreamHandler[TextIO]):
 
 
 class _Format(logging.Formatter):
-    """What a handler writes of a record: no more of its message and of its traceback than is kept, and only text."""
+    """The text that a handler writes of a record: message and traceback shortened to what is kept, printable only."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         return printable(shortened(super().formatMessage(record)))

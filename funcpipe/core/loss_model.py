@@ -1,4 +1,4 @@
-"""How a loss falls with training: two published models, with the uncertainty of their coefficients."""
+"""Models of the loss during training: two published ones, with the uncertainty of their coefficients."""
 
 import math
 from collections.abc import Sequence
@@ -35,11 +35,11 @@ class InverseLoss:
         _check_covariance(self.covariance, 2)
 
     def loss(self, steps: float, *, workers: int = 1, asynchronous: bool = False) -> float:
-        """The loss after `steps` iterations."""
+        """Return the loss after `steps` iterations."""
         return self.scale * self._slower(workers, asynchronous) / steps + self.floor
 
     def steps(self, target: float, *, workers: int = 1, asynchronous: bool = False) -> float:
-        """How many iterations reach `target`; raises Infeasible if none do."""
+        """Return the number of iterations that reach `target`; raises Infeasible if none do."""
         check_above_floor(target, self.floor)
         return self.scale * self._slower(workers, asynchronous) / (target - self.floor)
 
@@ -86,11 +86,11 @@ class WeightedLoss:
         _check_covariance(self.covariance, 4 + (len(self.covariance) == 5))
 
     def loss(self, steps: float, *, batch: float, workers: int, convergence: float) -> float:
-        """The loss after `steps` normalised iterations."""
+        """Return the loss after `steps` normalised iterations."""
         return self._scale(batch, workers, convergence) / (steps + self.gamma1) + self.gamma5
 
     def steps(self, target: float, *, batch: float, workers: int, convergence: float) -> float:
-        """How many normalised iterations reach `target`; raises Infeasible if none do, at least 0."""
+        """Return the number of normalised iterations that reach `target`, at least 0; raises Infeasible if none do."""
         check_above_floor(target, self.gamma5)
         return max(self._scale(batch, workers, convergence) / (target - self.gamma5) - self.gamma1, 0.0)
 
@@ -109,7 +109,7 @@ class WeightedLoss:
         return math.sqrt((convergence + self.gamma4) * workers if self.heterogeneity else workers)
 
     def _scale(self, batch: float, workers: int, convergence: float) -> float:
-        """The numerator; a batch beyond −γ3/γ2, where it would be negative, is outside what was fitted."""
+        """Return the numerator; a batch beyond −γ3/γ2, where it would be negative, is outside what was fitted."""
         scale = self.gamma2 * batch + self.gamma3
         if scale <= 0:
             raise Infeasible(

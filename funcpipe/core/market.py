@@ -109,18 +109,18 @@ class Market:
         raise InvalidValue("machine", name, f"must be one of {', '.join(machine.name for machine in self.machines)}")
 
     def compute_vcpu(self, machine: Machine) -> float:
-        """How many virtual processors compute as fast as all of `machine`: its GPUs where it has some."""
+        """Return the number of virtual processors that compute as fast as `machine`: its GPUs where it has some."""
         if machine.gpu is None:
             return float(machine.vcpu)
         return machine.gpus * self._gpu(machine.gpu).vcpu_equivalents
 
     def model_memory_mb(self, machine: Machine) -> int:
-        """The memory in which the model must fit: that of one GPU where there are some."""
+        """Return the memory in which the model must fit: that of one GPU where there are some."""
         return machine.memory_mb if machine.gpu is None else self._gpu(machine.gpu).memory_mb
 
     @property
     def assumptions(self) -> tuple[str, ...]:
-        """What of the market is assumed, not published."""
+        """The values of the market that are assumed, not published."""
         return tuple(f"{name}: {text}" for name, text in self.sources.items() if "assum" in text)
 
     def _gpu(self, name: str) -> Gpu:

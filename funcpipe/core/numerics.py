@@ -1,10 +1,10 @@
-"""The number formats that a model computes in and may travel in, and what follows when numbers are not finite."""
+"""Number formats of computing and of messages, and reactions to numbers that are not finite."""
 
 from enum import Enum
 
 
 class Precision(Enum):
-    """What the forward and the loss compute in: `bf16` and `fp16` as under `torch.autocast`, with parameters in fp32.
+    """The number format of the forward and the loss: `bf16` and `fp16` as under `torch.autocast`, parameters in fp32.
 
     With `fp16` the loss is scaled, as by torch.amp.GradScaler.
     """
@@ -15,17 +15,17 @@ class Precision(Enum):
 
     @property
     def rounding(self) -> float:
-        """The share of a number that its last digit is, where that is more than fp32's; else 0."""
+        """The relative size of a number's last digit, where that is more than fp32's; else 0."""
         return {Precision.FP32: 0.0, Precision.BF16: 2.0**-7, Precision.FP16: 2.0**-10}[self]
 
     @property
     def scales_loss(self) -> bool:
-        """Whether gradients would be lost unless the loss is scaled."""
+        """True if gradients would be lost unless the loss is scaled."""
         return self is Precision.FP16
 
 
 class Numerics(Enum):
-    """How free the planner is with numbers that travel.
+    """The planner's freedom in choosing wire formats.
 
     With `EXACT` they travel as asked, by default in 32 bits; with `BF16`, what was not asked to travel in 16 bits may
     travel in bf16. With `INT8`, messages and sums may besides travel in 8 bits.
@@ -37,9 +37,9 @@ class Numerics(Enum):
 
 
 class OnNan(Enum):
-    """What follows when the loss or the gradient of a step is NaN or infinite.
+    """The reaction to a loss or gradient of a step that is NaN or infinite.
 
-    `STOP` ends the run and keeps what is saved; `SKIP` leaves the step out, in all stages alike; `IGNORE` goes on with
+    `STOP` ends the run and keeps what is saved; `SKIP` leaves the step out, in all stages; `IGNORE` goes on with
     such numbers, as plain PyTorch does.
     """
 
@@ -49,7 +49,7 @@ class OnNan(Enum):
 
 
 class Reduction(Enum):
-    """What a loss function returns: a mean over samples, a sum and its weight, or a mean over targets.
+    """The result of a loss function: a mean over samples, a sum and its weight, or a mean over targets.
 
     With `TOKENS` it is torch's mean over targets that are not ignored, or weighted by their classes.
     """
@@ -60,7 +60,7 @@ class Reduction(Enum):
 
 
 class Coupled(Enum):
-    """What follows where the loss of a batch is not the mean of its micro-batches' losses.
+    """The reaction to a batch whose loss is not the mean of its micro-batches' losses.
 
     `REFUSE` starts nothing; `ACCUMULATE` trains on the mean of their losses, as gradient accumulation does; `CACHE`
     keeps outputs until all forwards are done, and computes the loss once, for the whole batch (gradient caching).

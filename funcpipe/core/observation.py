@@ -1,4 +1,4 @@
-"""What a run was predicted to take beside what it took: one line of the local history."""
+"""Predicted and observed quantities of a run: one line of the local history."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -10,12 +10,12 @@ LOCAL = "local"
 
 
 def local_place(limits: str) -> str:
-    """Where local functions run, that have the limits of the platform of that name, as observations name it."""
+    """Return the name of the place of local functions that have the limits of the platform of that name."""
     return LOCAL if limits == LOCAL else f"{LOCAL} like {limits}"
 
 
 class Quantity(Enum):
-    """What was predicted: a function's work of one iteration, its start, or the whole iteration."""
+    """The kind of quantity: a function's work of one iteration, its start, or the whole iteration."""
 
     COMPUTE = "compute"
     TRANSFER = "transfer"

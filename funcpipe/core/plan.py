@@ -1,4 +1,4 @@
-"""What is wanted (TrainingSpec), and what was decided (Plan)."""
+"""The training that is wanted (TrainingSpec), and the plan for it (Plan)."""
 
 from dataclasses import dataclass
 from enum import Enum
@@ -9,9 +9,9 @@ from funcpipe.core.choices import SYNC_WIRES, OptimizerKind, Recompute, Schedule
 from funcpipe.core.estimate import Estimate, Optimality, SolverReport
 from funcpipe.core.numerics import Numerics, Precision
 from funcpipe.core.plan_request import PlanRequest
-from funcpipe.core.shown import Showable
 from funcpipe.core.stores import DEFAULT_STORES, Stores
-from funcpipe.core.summaries import plan_shown
+from funcpipe.core.summaries import plan_summary
+from funcpipe.core.summary import HasSummary
 from funcpipe.core.sync_way import Streams, SyncWay
 from funcpipe.errors import InvalidValue
 
@@ -30,7 +30,7 @@ _CHOICES: dict[str, type[Enum]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingSpec:
-    """What the user wants trained and what it is worth.
+    """The training that the user wants, and its worth.
 
     `time_value` is what a saved hour is worth in dollars; `deadline_s` and `budget_usd` hold for one iteration, and
     at most one of the two is given. Choices may be given as strings, such as `wire="bf16"`. `replicas` restricts the
@@ -116,8 +116,8 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Plan(Showable):
-    """Where the model is cut, what runs each stage, how many replicas there are, and what that is expected to take.
+class Plan(HasSummary):
+    """The cuts of a model, the functions and replicas of its stages, and the prediction for them.
 
     Micro-batch m belongs to replica m mod `replicas` of every stage. Activations travel as `wire`; the gradients that
     stages return for them as `wire_back`, where that is given, else like activations. What replicas contribute to sums,
@@ -204,38 +204,38 @@ class Plan(Showable):
 
     @property
     def loss_of(self) -> str:
-        """For what the loss is computed at a time, in words."""
+        """The samples whose loss is computed at a time, in words."""
         return "whole global batches" if self.joint_loss else "micro-batches"
 
     @property
     def is_proved(self) -> bool:
-        """Whether a search ended with the proof that no other plan is better."""
+        """True if a search ended with the proof that no other plan is better."""
         return self.solver is not None and self.solver.status is Optimality.OPTIMAL
 
     @property
     def is_sharded(self) -> bool:
-        """Whether there are replicas over which the optimiser's state is divided."""
+        """True if there are replicas over which the optimiser's state is divided."""
         return self.shard_optimizer and self.replicas > 1
 
     @property
     def values_per_parameter(self) -> float:
-        """How many values each function keeps for a parameter, besides itself and its gradient."""
+        """The number of values that each function keeps for a parameter, besides itself and its gradient."""
         kept = max(way.sync.fed_back(self.replicas) for way in self.ways) if self.feeds_back else 0.0
         return self.optimizer.values_each(self.replicas, sharded=self.is_sharded, averaged=self.averaged) + kept
 
     @property
     def feeds_back(self) -> bool:
-        """Whether replicas keep what rounding takes from their sums."""
+        """True if replicas keep the rounding errors of their sums."""
         return self.replicas > 1 and self.wire_sync is Wire.INT8
 
     @property
     def gradient_wire(self) -> Wire:
-        """How the gradients that stages return travel."""
+        """The wire format of the gradients that stages return."""
         return self.wire_back or self.wire
 
     @property
     def merged_wire(self) -> Wire:
-        """How what a replica has summed for others travels; updated parameters, which take its place, as they are."""
+        """The wire format of the sums that a replica makes for others, or of the updated parameters in their place."""
         return Wire.FP32 if self.is_sharded else self.wire_sync
 
     @property
@@ -253,7 +253,7 @@ class Plan(Showable):
         """Functions that run at once."""
         return len(self.stages) * self.replicas
 
-    shown = plan_shown
+    summary = plan_summary
 
 
 def _check_sums(wire_sync: Wire) -> None:
@@ -270,7 +270,7 @@ def _check_joint(schedule: ScheduleKind | None) -> None:
 
 
 def _check_unscaled(gradient_wire: Wire, precision: Precision = Precision.FP32) -> None:
-    """Whether sums can be made in 8 bits: what is kept for the next step has the scale of the loss of this one."""
+    """Raise InvalidValue if sums are in 8 bits and the loss is scaled: the kept errors have the scale of this step."""
     if gradient_wire is Wire.FP16:
         raise InvalidValue("wire_back", gradient_wire.value, "must be fp32, bf16 or int8 with sums in int8")
     if precision.scales_loss:
@@ -278,7 +278,7 @@ def _check_unscaled(gradient_wire: Wire, precision: Precision = Precision.FP32) 
 
 
 def _check_sharding(sync: Sync | None, gradient_wire: Wire) -> None:
-    """Whether the optimiser can be divided. With fp16 a step may have to be skipped after replicas have begun it."""
+    """Raise InvalidValue if the optimiser cannot be divided. fp16 may skip a step after replicas have begun it."""
     if sync is not None and not sync.shares_sums:
         ways = ", ".join(way.value for way in Sync if way.shares_sums)
         raise InvalidValue("sync", sync.value, f"must be one of {ways} with shard_optimizer")

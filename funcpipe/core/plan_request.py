@@ -1,4 +1,4 @@
-"""What a plan was chosen from, besides what it was made for: the profile, the platform, and decisions of the user."""
+"""The request that a plan answers: the profile, the platform, and decisions of the user."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ NO_PINS = Pins()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """What a plan was chosen from: whoever has it can find and judge the plan again."""
+    """The request that a plan answers: with it, the plan can be found and judged again."""
 
     profile: ModelProfile
     spec: PlatformSpec

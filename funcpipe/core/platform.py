@@ -1,4 +1,4 @@
-"""What a platform offers: function sizes, links, prices and limits, as dated data."""
+"""The offer of a platform: function sizes, links, prices and limits, as dated data."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -16,13 +16,13 @@ _PRICES = ("price_put_usd", "price_get_usd", "price_invocation_usd", "price_traf
 _POSITIVE = ("shared_bytes_s", "lifetime_s", "shared_cores", "base_memory_bytes", "puts_s", "gets_s", "largest_bytes")
 
 LIST_KEYS = 1000
-"""How many keys one request lists at most: as many as S3 and OSS tell."""
+"""The largest number of keys that one listing returns, as in S3 and OSS."""
 
 PRICED = ("functions", "invocations", "requests", "traffic")
-"""What a region has prices of."""
+"""The groups of values that a region has prices of."""
 
 BANDWIDTH = "bandwidth"
-"""What a region may limit besides: `shared_bytes_s`."""
+"""The further limit of a region: `shared_bytes_s`."""
 
 STORES = "stores"
 """Further stores, whose prices are known in the region of a shipped specification only."""
@@ -135,19 +135,19 @@ class PlatformSpec:
         return self.price_get_usd if self.price_empty_get_usd is None else self.price_empty_get_usd
 
     def request_usd(self, puts: float, gets: float, empty_gets: float = 0) -> float:
-        """Dollars for storage requests; `empty_gets`, among the gets, found no object."""
+        """Return dollars for storage requests; `empty_gets`, among the gets, found no object."""
         return puts * self.price_put_usd + (gets - empty_gets) * self.price_get_usd + empty_gets * self.empty_get_usd
 
     def traffic_usd(self, downloaded_bytes: float) -> float:
-        """Dollars for bytes that leave the region, as all that a client outside reads; what it sends is free."""
+        """Return dollars for bytes that leave the region, as all that a client outside reads; uploads are free."""
         return downloaded_bytes / GB * self.price_traffic_usd_gb
 
     def client_usd(self, counts: CountsByKind, stores: Stores) -> float:
-        """Dollars for what a client outside the region has asked for, traffic included."""
+        """Return dollars for the requests of a client outside the region, traffic included."""
         return self.counted_usd(counts, stores) + self.traffic_usd(counts.total.received_bytes)
 
     def prices_note(self, stores: Stores = DEFAULT_STORES) -> str:
-        """Which values are those of another region, for who uses `stores`; empty if none are."""
+        """Return a note of the values that are another region's, for a user of `stores`; empty if none are."""
         groups = [group for group in self.borrowed if group != STORES or not stores.is_default]
         notes = []
         for origin in dict.fromkeys(self.borrowed[group] for group in groups):
@@ -161,18 +161,18 @@ class PlatformSpec:
         return "; ".join(notes)
 
     def counted_usd(self, counts: CountsByKind, stores: Stores) -> float:
-        """Dollars for the requests and the bytes in `counts`, each kind at the prices of the store that it is in."""
+        """Return dollars for the requests and the bytes in `counts`, each kind at the prices of its store."""
         return counts.usd(lambda kind: self.store(stores.of_kind(kind)))
 
     def size(self, name: str) -> FunctionSize:
-        """The size called `name`; raises InvalidValue with the names of all sizes."""
+        """Return the size called `name`; raises InvalidValue with the names of all sizes."""
         for size in self.sizes:
             if size.name == name:
                 return size
         raise InvalidValue("size", name, f"must be one of {', '.join(size.name for size in self.sizes)}")
 
     def store(self, name: str) -> StoreSpec:
-        """The store called `name`, "default" among them; raises InvalidValue with the names of all stores."""
+        """Return the store called `name`, "default" among them; raises InvalidValue with the names of all stores."""
         if name == DEFAULT:
             return StoreSpec(
                 name=DEFAULT,

@@ -42,7 +42,7 @@ class ProbeSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineReport:
-    """What a function of one size measures: its link to the storage, its memory, its processors.
+    """The measurements of a function of one size: its link to the storage, its memory, its processors.
 
     `one_thread_s` and `all_threads_s` are the seconds per matrix product with one thread, and with as many threads as
     the function sees processors.

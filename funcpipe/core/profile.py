@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from funcpipe.core import checks
 from funcpipe.core.numerics import Precision
-from funcpipe.core.shown import Showable
-from funcpipe.core.summaries import profile_shown
+from funcpipe.core.summaries import profile_summary
+from funcpipe.core.summary import HasSummary
 from funcpipe.errors import InvalidValue
 
 
@@ -107,7 +107,7 @@ class ProfiledBucket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataProfile:
-    """What loading takes in the functions that read data: those of stages with inputs of the model, and of the last.
+    """The cost of loading in the functions that read data: those of stages with inputs of the model, and of the last.
 
     `load_s` are seconds for one micro-batch, whatever the function's size; `batch_bytes` and `target_bytes` are those
     of a loaded micro-batch, and of its target alone; `resident_bytes` is the memory of the dataset itself.
@@ -124,7 +124,7 @@ class DataProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ModelProfile(Showable):
+class ModelProfile(HasSummary):
     """A model as a graph of layers in topological order, measured for one micro-batch size on some function sizes.
 
     `base_memory_bytes` is what a function needs before it holds any of the model. `estimated` is true where seconds
@@ -197,11 +197,11 @@ class ModelProfile(Showable):
         return sum(layer.parameter_bytes for layer in self.layers[first:stop]) - repeated
 
     def loads_data(self, first: int, stop: int) -> bool:
-        """Whether a stage [first, stop) loads data: it reads inputs of the model, or computes the loss."""
+        """Return True if a stage [first, stop) loads data: it reads inputs of the model, or computes the loss."""
         return stop == len(self.layers) or any(layer.input_bytes > 0 for layer in self.layers[first:stop])
 
     def loaded_bytes(self, first: int, stop: int) -> int:
-        """What a stage [first, stop) keeps of a loaded micro-batch: inputs that it reads, targets for the loss."""
+        """Return the bytes of a micro-batch that a stage [first, stop) keeps: its inputs, and targets for the loss."""
         if self.data is None:
             return 0
         target_bytes = self.data.target_bytes if stop == len(self.layers) else 0
@@ -219,4 +219,4 @@ class ModelProfile(Showable):
         )
         return self.parameter_bytes(first, stop) - borrowed
 
-    shown = profile_shown
+    summary = profile_summary

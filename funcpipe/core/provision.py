@@ -1,12 +1,12 @@
-"""What a job is to be run on, what that is predicted to take, and how the ways compare."""
+"""The machines or functions that a job is to run on, the prediction for them, and a comparison of the ways."""
 
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.plan import Plan
-from funcpipe.core.shown import Showable
-from funcpipe.core.summaries import provision_shown, provisions_shown
+from funcpipe.core.summaries import provision_summary, provisions_summary
+from funcpipe.core.summary import HasSummary
 
 SERVER_ROLE = "parameter server"
 """The role of what is rented for a parameter server."""
@@ -14,7 +14,7 @@ SERVER_ROLE = "parameter server"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rented:
-    """So many functions or machines of one type, for the same work."""
+    """A number of functions or machines of one type, for the same work."""
 
     name: str
     count: int
@@ -32,7 +32,7 @@ class CostItem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurvePoint:
-    """What is predicted at `time_s`: the share of the work that is done, the dollars spent, the loss if modelled."""
+    """The prediction at `time_s`: the share of the work that is done, the dollars spent, the loss if modelled."""
 
     time_s: float
     done: float
@@ -41,8 +41,8 @@ class CurvePoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Provision(Showable):
-    """What one way of training the job rents, and the prediction for it.
+class Provision(HasSummary):
+    """The functions or machines that one way of training the job rents, and the prediction for it.
 
     `start_s` is the part of `seconds` before the first iteration. `spread` is the standard deviation of the time as a
     share of it; `miss_chance` is None where there is no deadline. `losses_s` machines a second are lost, each of which
@@ -75,7 +75,7 @@ class Provision(Showable):
 
     @property
     def text(self) -> str:
-        """What is rented, in words."""
+        """The rented functions or machines, in words."""
         return " + ".join(
             f"{item.count} x {item.name}"
             + (" spot" if item.spot else "")
@@ -83,7 +83,7 @@ class Provision(Showable):
             for item in self.rented
         )
 
-    shown = provision_shown
+    summary = provision_summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,7 +95,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ProvisionTable(Showable):
+class ProvisionTable(HasSummary):
     """Every way to do `job`, the cheapest first; `recommended` names one of them, or is None if none does the job.
 
     `assumptions` are those of the comparison, `market_assumptions` those of the market's values, by field.
@@ -119,4 +119,4 @@ class ProvisionTable(Showable):
         """The fields of what a command has printed with `--json`, which says beside them what was observed here."""
         return {name: value for name, value in fields.items() if name != "observed_here"}
 
-    shown = provisions_shown
+    summary = provisions_summary

@@ -1,4 +1,4 @@
-"""What a platform asks and allows in each of its regions, as dated data, and its specification in one of them."""
+"""The prices and limits of a platform in each of its regions, as dated data, and its specification in one of them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -20,9 +20,9 @@ _FIELDS = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RegionPrices:
-    """What is known of one region; None where it is not.
+    """The known values of one region; None where a value is not known.
 
-    `price_gb_s_usd` is what a function costs for each GB (2^30 bytes) of its memory and second, by the name of the
+    `price_gb_s_usd` is the price of a function for each GB (2^30 bytes) of its memory and second, by the name of the
     specification. The other fields are those of `PlatformSpec`. `sources` names the source of each in the table.
     """
 
@@ -65,12 +65,12 @@ class RegionTable:
                     raise InvalidValue(f"sources of {row.region}", name, "must be among the sources of the table")
 
     def of(self, region: str) -> RegionPrices:
-        """What is known of `region`, which may be nothing."""
+        """Return the known values of `region`, which may be none."""
         return next((row for row in self.regions if row.region == region), RegionPrices(region=region))
 
 
 def in_region(spec: PlatformSpec, region: str, table: RegionTable | None = None) -> PlatformSpec:
-    """`spec` with what `table` knows of `region`; all else stays as it is in the region of `spec`, and is `borrowed`.
+    """Return `spec` with the values of `region` in `table`; all others stay those of its own region, as `borrowed`.
 
     Without a table nothing is known of other regions.
     """

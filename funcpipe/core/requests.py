@@ -33,10 +33,10 @@ class RequestCounts:
 
 
 class RequestPrices(Protocol):
-    """What a store charges."""
+    """The prices of a store's requests and bytes."""
 
     def counted_usd(self, counts: RequestCounts) -> float:
-        """Dollars for the requests and the bytes in `counts`."""
+        """Return dollars for the requests and the bytes in `counts`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,5 +63,5 @@ class CountsByKind:
         return sum(self.by_kind.values(), RequestCounts())
 
     def usd(self, store_of: Callable[[str], RequestPrices]) -> float:
-        """Dollars for all of it, where the objects of a kind are in the store that `store_of` gives."""
+        """Return dollars for all of it, where the objects of a kind are in the store that `store_of` gives."""
         return sum(store_of(kind).counted_usd(counts) for kind, counts in self.by_kind.items())

@@ -1,4 +1,4 @@
-"""Which tensors travel between the stages of a plan, and in which objects.
+"""Routes of tensors between the stages of a plan, and the objects that carry them.
 
 A tensor is sent once, to the stages that use it. Tensors of one stage with the same consumer stages share one object;
 so do the gradients that a stage returns to one producer stage.

@@ -1,4 +1,4 @@
-"""What a function receives when it is invoked, and what it reports when it ends."""
+"""The payload of a function when it is invoked, and its report when it ends."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -107,7 +107,7 @@ class WorkerSpec:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is the worker that does for the run what one must do for all."""
+        """True for the worker that does what one worker does for the whole run."""
         return self.stage == self.replica == 0
 
     @property
@@ -123,7 +123,7 @@ class WorkerSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:
-    """What one replica of the last stage reports after a step: its samples, and the sum of their losses.
+    """The report of one replica of the last stage after a step: its samples, and the sum of their losses.
 
     `skipped` says that no parameter was updated, as gradients were not finite. `learning_rate` is that of the
     optimiser's first group in the step; None if the stage trains no parameters, or the optimiser has no such rate.
@@ -184,7 +184,7 @@ class StepSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerReport:
-    """What an attempt of a worker reports when it ends: its outcome, what it used, and the error if it failed.
+    """The report of an attempt of a worker when it ends: its outcome, its usage, and the error if it failed.
 
     `retryable` says whether another attempt may succeed; `out_of_memory` whether the failure was a lack of memory.
     It is billed for `alive_s`; `uses` says what these seconds went to, by the names of `Use`. Its first step was
@@ -220,14 +220,14 @@ class WorkerReport:
 
     @property
     def counts(self) -> CountsByKind:
-        """The attempt's storage requests by kind; those of a report that does not tell kinds are of the default one."""
+        """The attempt's storage requests by kind; those of a report without kinds are of the default one."""
         return self.by_kind or CountsByKind(
             default=RequestCounts(**{item.name: getattr(self, item.name) for item in dataclasses.fields(RequestCounts)})
         )
 
     @property
     def is_final(self) -> bool:
-        """Whether the worker is to have no other attempt after this one."""
+        """True if the worker is to have no other attempt after this one."""
         if self.outcome is Outcome.FAILED:
             return not self.retryable and not self.out_of_memory
         return self.outcome in (Outcome.FINISHED, Outcome.HALTED)
@@ -235,7 +235,7 @@ class WorkerReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishedRun:
-    """What is kept of a run that has finished, beside its record, its last checkpoint and its trace.
+    """The part of a finished run that is kept, beside its record, its last checkpoint and its trace.
 
     `losses` are those of all its steps, of which `skipped_steps` updated nothing. `bill` lacks the last requests of the
     client that made it. The run took `elapsed_s`. The files of the last checkpoint, with the optimiser's state, have

@@ -1,6 +1,6 @@
 """The secret of a run, which its client and its functions share and the storage never holds.
 
-All that a run keeps in storage is signed with it, so that nobody who can only write to the storage speaks for the run.
+All objects of a run are signed with it, so that write access to the storage is not enough to act for the run.
 Each object is signed with a key of its own, derived from the secret, the purpose and the object's name (HMAC-SHA256,
 RFC 2104, used as in RFC 5869). So what was signed as one object does not pass as another.
 """
@@ -30,12 +30,12 @@ class RunKey:
 
     @classmethod
     def new(cls) -> "RunKey":
-        """A key that nobody can guess."""
+        """Make a random key."""
         return cls(secrets.token_hex(_BYTES))
 
     @property
     def fingerprint(self) -> str:
-        """What tells this key from others, without telling it: 16 hexadecimal digits."""
+        """A public identifier of this key: 16 hexadecimal digits."""
         return self.derive("fingerprint", "")[:8].hex()
 
     def derive(self, purpose: str, name: str) -> bytes:

@@ -15,7 +15,7 @@ from funcpipe.core.validation import ValidationReport
 
 
 class Outcome(Enum):
-    """How an attempt of a worker ended."""
+    """The outcome of an attempt of a worker."""
 
     FINISHED = "finished"
     HANDED_OVER = "handed over"
@@ -26,7 +26,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunAccount:
-    """What a run had cost and taken when a function was invoked, and what functions and requests cost.
+    """The cost and time of a run when a function was invoked, and the prices of functions and requests.
 
     It had cost `spent_usd`, and `requests_usd` for the requests of this generation. All functions of the run together
     cost `run_usd_s` a second, this one costs `usd_s`; a put or a listing costs `put_usd`, a get `get_usd`, or
@@ -54,7 +54,7 @@ class RunAccount:
                 checks.at_least(item.name, getattr(self, item.name), 0)
 
     def store(self, kind: str) -> StoreSpec:
-        """The prices of the store that objects of `kind` are in."""
+        """Return the prices of the store that objects of `kind` are in."""
         return self.stores.get(kind) or StoreSpec(
             name=DEFAULT,
             what="the default store",
@@ -65,7 +65,7 @@ class RunAccount:
         )
 
     def counted_usd(self, counts: CountsByKind) -> float:
-        """Dollars for the requests and the bytes in `counts`."""
+        """Return dollars for the requests and the bytes in `counts`."""
         return counts.usd(self.store)
 
 
@@ -80,7 +80,7 @@ class StoredFile:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """A checkpoint of a stage after `step` steps: of all its replicas alike, or the part that one of them saves.
+    """A checkpoint of a stage after `step` steps: of all its replicas, or the part that one of them saves.
 
     `aliases` maps other names of a tensor to the name it is stored under; `transient` names buffers that are not part
     of the model's `state_dict`. `settings` is the JSON text of everything but tensors: the optimiser's state and
@@ -99,7 +99,7 @@ class Manifest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseDocument:
-    """The object at a lease's key; everyone who tries to take the lease draws a new `holder` at random.
+    """The object at a lease's key; each attempt to take the lease draws a new `holder` at random.
 
     With `ended` it is no lease: the holder of the one before has ended the worker for good, in that way.
     """
@@ -112,10 +112,10 @@ class LeaseDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnerDocument:
-    """What the client that owns a run says of itself, anew with every `beat`, every `every_s` seconds.
+    """The statement of the client that owns a run, renewed with every `beat`, every `every_s` seconds.
 
     `since_at_s` is the time by its own clock. It `watches` if functions train the run without it. Once it is
-    `released`, nobody owns the run.
+    `released`, the run has no owner.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.owner/1"
@@ -130,7 +130,7 @@ class OwnerDocument:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandOver:
-    """What an attempt tells its successor: it has done `step` steps, and they are saved."""
+    """The message of an attempt to its successor: it has done `step` steps, and they are saved."""
 
     FORMAT: ClassVar[str] = "funcpipe.hand-over/1"
 
@@ -168,7 +168,7 @@ class Halt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HaltVerdict:
-    """Whether an order to stop holds, as the first worker decided that had to obey it."""
+    """The validity of an order to stop, as the first worker decided that had to obey it."""
 
     FORMAT: ClassVar[str] = "funcpipe.halt-verdict/1"
 
@@ -177,7 +177,7 @@ class HaltVerdict:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaMark:
-    """What a replica holds after a step: a hash of its parameters, computed by an `attempt` with `instructions`."""
+    """The state of a replica after a step: a hash of its parameters, computed by an `attempt` with `instructions`."""
 
     FORMAT: ClassVar[str] = "funcpipe.replica-mark/1"
 
@@ -188,7 +188,7 @@ class ReplicaMark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Busy:
-    """What a lane has been doing for `since_s` seconds; `awaits` is the task whose object it waits for, if any."""
+    """The activity of a lane for `since_s` seconds; `awaits` is the task whose object it waits for, if any."""
 
     lane: str
     task: str
@@ -232,7 +232,7 @@ class Heartbeat:
 
     @property
     def counts(self) -> CountsByKind:
-        """The attempt's requests by kind; those of a heartbeat that does not tell kinds are all of the default one."""
+        """The attempt's requests by kind; those of a heartbeat without kinds are all of the default one."""
         return self.by_kind or CountsByKind(default=self.requests)
 
 

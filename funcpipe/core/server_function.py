@@ -1,4 +1,4 @@
-"""What a function is told that computes gradients for a parameter server."""
+"""The payload of a function that computes gradients for a parameter server."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar

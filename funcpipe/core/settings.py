@@ -1,4 +1,4 @@
-"""What users set about a run: how it copes with failures, what it may cost, and where its objects lie."""
+"""The settings of a run: how it copes with failures, its cost limits, and where its objects lie."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,14 +11,14 @@ from funcpipe.core.stores import storage_of
 
 
 class OnOutOfMemory(Enum):
-    """What to do when a function runs out of memory: end the run, or restart the stage in larger functions."""
+    """The reaction to a function that runs out of memory: end the run, or restart the stage in larger functions."""
 
     FAIL = "fail"
     GROW = "grow"
 
 
 class OnDrift(Enum):
-    """What to do when a replica of a stage has other parameters than the first one: copy them, or end the run."""
+    """The reaction to a replica whose parameters differ from the first one's: copy them, or end the run."""
 
     COPY = "copy"
     FAIL = "fail"
@@ -26,7 +26,7 @@ class OnDrift(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FaultTolerance:
-    """When workers save their state, when they count as lost, and what stays in storage after a failure.
+    """The times at which workers save their state and count as lost, and what stays in storage after a failure.
 
     Each stage is checkpointed every `checkpoint_steps` steps. If that is None, the interval follows from measured
     times, for one failure of a function every `failure_interval_s`, and so that at most `retained_bytes` of messages
@@ -35,7 +35,7 @@ class FaultTolerance:
     `retained_objects` losses of one worker have an object of their own.
 
     A function hands over to a successor before it is `lifetime_s` old. It is expected to start within `cold_start_s`,
-    and counts as lost if nothing was heard of it for another `start_s`. It sends a heartbeat every `heartbeat_s`. After
+    and counts as lost after another `start_s` without a heartbeat. It sends a heartbeat every `heartbeat_s`. After
     `max_attempts` functions of one worker the run ends, and can be resumed: functions that start functions end at last.
     A lease that was checked within the last `lease_s` is not checked again before a write.
 
@@ -95,7 +95,7 @@ class RunLimits:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """What a run is called, where its objects lie, how long it waits for a message, and whose prices it is billed at.
+    """The name of a run, its storage, its message deadline, and the prices it is billed at.
 
     `storage` is a URL, or one for "default" and for each kind of object that a plan keeps in a store of its own; None
     stands for the deployment's own storage, or a temporary folder on the local platform. A new
@@ -142,7 +142,7 @@ class RunKeywords(TypedDict, total=False):
 
 
 def settings_with(settings: RunSettings, keywords: RunKeywords) -> RunSettings:
-    """`settings` with those that `keywords` give."""
+    """Return `settings` with those that `keywords` give."""
     checks.kind_of("settings", settings, RunSettings)
     given: dict[str, Any] = {"name" if key == "run" else key: value for key, value in keywords.items()}
     if given.get("storage") is not None:

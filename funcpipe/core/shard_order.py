@@ -1,4 +1,4 @@
-"""How samples that lie in shards are dealt out: decided when a run begins, and kept when it is resumed."""
+"""The order in which samples that lie in shards are dealt out: fixed when a run begins, and kept on resuming."""
 
 from dataclasses import dataclass
 

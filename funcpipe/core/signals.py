@@ -10,7 +10,7 @@ ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def ending_interrupts() -> Iterator[None]:
-    """Within this context what asks this process to end raises KeyboardInterrupt, as Ctrl-C does.
+    """Raise KeyboardInterrupt within this context, as Ctrl-C does, when a signal asks this process to end.
 
     Only in the main thread, which alone can handle signals, and unless the program handles or ignores them itself.
     """
@@ -29,7 +29,7 @@ def ending_interrupts() -> Iterator[None]:
 
 @contextlib.contextmanager
 def handlers_kept() -> Iterator[None]:
-    """Leave the handlers of signals as they are at the beginning, whatever a library does meanwhile."""
+    """Restore the handlers of signals afterwards, whatever a library does meanwhile."""
     numbers = (signal.SIGINT, *ENDING) if _handles_signals() else ()
     before = {number: signal.getsignal(number) for number in numbers}
     try:
@@ -45,7 +45,7 @@ def _handles_signals() -> bool:
 
 
 def leave_ending_to_others() -> None:
-    """Let whoever looks after this process end it, where all processes of a job are asked to end at once.
+    """Let the process manager end this process, where all processes of a job are asked to end at once.
 
     What this process starts by executing a program can be ended by signals, as ever.
     """
@@ -54,4 +54,4 @@ def leave_ending_to_others() -> None:
 
 
 def _nothing(number: int, frame: object) -> None:
-    """A handler, and not SIG_IGN, which a program that is executed would inherit."""
+    """Do nothing; unlike SIG_IGN, a program that is executed does not inherit it."""

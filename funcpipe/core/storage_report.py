@@ -1,4 +1,4 @@
-"""What a storage was measured to take."""
+"""The measured speed of a storage."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -6,7 +6,7 @@ from typing import ClassVar
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequestTimes:
-    """Seconds of the requests of one kind with a body of one byte: their median, and what 95 % of them stay below."""
+    """Seconds of the requests of one kind with a body of one byte: their median and 95th percentile."""
 
     median_s: float
     p95_s: float
@@ -14,7 +14,7 @@ class RequestTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageReport:
-    """What a process measured of the storage at the URL `storage`: `requests` of each kind, and bandwidths.
+    """The measurements of one process at the storage URL `storage`: `requests` of each kind, and bandwidths.
 
     Bandwidths are those of one stream, and of `streams` at once together, from bodies of up to `body_bytes` each.
     """

@@ -1,4 +1,4 @@
-"""The stores of a platform, and which of them a plan takes for each kind of what functions write."""
+"""The stores of a platform, and the choice of one for each kind of object that functions write."""
 
 import re
 from collections.abc import Mapping
@@ -10,13 +10,13 @@ from funcpipe.core.urls import without_secrets
 from funcpipe.errors import InvalidValue
 
 GB = 2**30
-"""Of stored and moved data, as AWS bills it: in an example of the S3 FAQ, a GB is 1,048,576 KB (2026-11)."""
+"""The bytes of a GB as AWS bills it: in an example of the S3 FAQ, a GB is 1,048,576 KB (2026-11)."""
 
 DEFAULT = "default"
 """The store that a platform's specification describes by its own fields."""
 
 AUTO = "auto"
-"""In what a user asks for: whichever store is best."""
+"""The user's choice of whichever store is best."""
 
 _PRICES = ("price_put_usd", "price_get_usd", "price_sent_usd_gb", "price_received_usd_gb", "price_usd_h")
 
@@ -70,34 +70,34 @@ class StoreSpec:
 
     @property
     def has_price(self) -> bool:
-        """Whether it costs anything."""
+        """True if it costs anything."""
         return any(getattr(self, name) for name in _PRICES)
 
     @property
     def costs_by_byte(self) -> bool:
-        """Whether what is moved costs anything besides requests."""
+        """True if bytes cost anything besides requests."""
         return bool(self.price_sent_usd_gb or self.price_received_usd_gb)
 
     def times(self, factor: float) -> "StoreSpec":
-        """The same store with all its prices multiplied."""
+        """Return the same store with all its prices multiplied."""
         empty_usd = self.price_empty_get_usd
         prices = {name: factor * getattr(self, name) for name in _PRICES}
         return replace(self, **prices, price_empty_get_usd=empty_usd and factor * empty_usd)
 
     def request_usd(self, puts: float, gets: float, empty_gets: float = 0) -> float:
-        """Dollars for requests; `empty_gets`, among the gets, found no object."""
+        """Return dollars for requests; `empty_gets`, among the gets, found no object."""
         return puts * self.price_put_usd + (gets - empty_gets) * self.price_get_usd + empty_gets * self.empty_get_usd
 
     def transfer_usd(self, sent_bytes: float, received_bytes: float) -> float:
-        """Dollars for bytes that functions send to it and receive from it."""
+        """Return dollars for bytes that functions send to it and receive from it."""
         return (sent_bytes * self.price_sent_usd_gb + received_bytes * self.price_received_usd_gb) / GB
 
     def asked_usd(self, counts: RequestCounts) -> float:
-        """Dollars for the requests in `counts`. A listing costs as much as a put, at S3 and at OSS."""
+        """Return dollars for the requests in `counts`. A listing costs as much as a put, at S3 and at OSS."""
         return self.request_usd(counts.puts + counts.lists, counts.gets, counts.empty_gets)
 
     def counted_usd(self, counts: RequestCounts) -> float:
-        """Dollars for the requests and the bytes in `counts`: what a run is billed for, and limited by."""
+        """Return dollars for the requests and the bytes in `counts`: a run is billed for them, and limited by them."""
         return self.asked_usd(counts) + self.transfer_usd(counts.sent_bytes, counts.received_bytes)
 
 
@@ -115,7 +115,7 @@ class Stores:
 
     @classmethod
     def of(cls, asked: "Stores | str | Mapping[str, str]") -> "Stores":
-        """What is asked for: "default", "auto" for all kinds, or the name of a store for some kinds.
+        """Return the stores that are asked for: "default", "auto" for all kinds, or the name of a store for some kinds.
 
         Raises InvalidValue for a kind that there is not.
         """
@@ -138,12 +138,12 @@ class Stores:
         return tuple(dict.fromkeys((self.messages, self.sums, self.checkpoints)))
 
     def of_kind(self, kind: str) -> str:
-        """The store of objects of `kind`, one of KINDS or "default"."""
+        """Return the store of objects of `kind`, one of KINDS or "default"."""
         return DEFAULT if kind == DEFAULT else str(getattr(self, kind))
 
     @property
     def is_default(self) -> bool:
-        """Whether everything is in the platform's default store."""
+        """True if everything is in the platform's default store."""
         return self == DEFAULT_STORES
 
 
@@ -157,7 +157,7 @@ _OF_SUMS = re.compile(r"(?:put|get)-(?:split|merged|tied)")
 
 
 def kind_moved(task: str) -> str:
-    """The kind of the object that `task` puts or gets, which replicas or stages exchange: messages, or sums.
+    """Return the kind of the object that `task` puts or gets, which replicas or stages exchange: messages, or sums.
 
     >>> kind_moved("put-split.s0.r1.p0.k2"), kind_moved("get-activation.s1.r0.m3")
     ('sums', 'messages')
@@ -169,7 +169,7 @@ _BY_KIND = re.compile(rf"(?:^|,)({DEFAULT}|{'|'.join(KINDS)})=")
 
 
 def urls_by_kind(storage: str) -> dict[str, str]:
-    """The URLs in `storage`, which reads `default=URL,messages=URL,…`, or is the one URL of everything, "default".
+    """Return the URLs in `storage`, which reads `default=URL,messages=URL,…`, or is one URL of everything, "default".
 
     >>> urls_by_kind("default=s3://bucket/runs,messages=redis://host/0")
     {'default': 's3://bucket/runs', 'messages': 'redis://host/0'}
@@ -188,7 +188,7 @@ def urls_by_kind(storage: str) -> dict[str, str]:
 
 
 def storage_of(urls: str | Mapping[str, str]) -> str:
-    """What `urls_by_kind` reads, of URLs by kind; a single URL stays as it is. Raises InvalidValue."""
+    """Return the text that `urls_by_kind` reads, of URLs by kind; a single URL stays as it is. Raises InvalidValue."""
     if isinstance(urls, str):
         return urls
     for kind in urls:

@@ -13,7 +13,7 @@ _LONGEST = 20_000
 
 
 def prepare_streams() -> None:
-    """Have output go nowhere that was closed from the start, and be shown as far as a terminal or a file can.
+    """Discard output to streams that were closed from the start, and print as much as a terminal or a file can show.
 
     A descriptor that is closed would become the next file that is opened, and be printed to. A terminal that lacks a
     character, such as an arrow, shows a question mark in its place.
@@ -32,7 +32,7 @@ def prepare_streams() -> None:
 
 
 def write_out(text: str = "", *, end: str = "\n") -> bool:
-    """Print `text`, a result, to standard output at once; whether its reader is still there."""
+    """Print `text`, a result, to standard output at once; returns False if its reader is gone."""
     return _write(sys.stdout, text + end)
 
 
@@ -42,14 +42,14 @@ def say(text: str, *, end: str = "\n") -> None:
 
 
 def end_output() -> None:
-    """Let what is printed but not read yet be no error as the process ends."""
+    """Make unread output no error as the process ends."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError):  # of a full disk, the interpreter tells
             _write(stream, "")
 
 
 def leave_unread(stream: Any) -> None:
-    """Let what is still written to `stream`, whose reader, such as `head`, has read enough, go nowhere."""
+    """Discard later output to `stream`, whose reader, such as `head`, has read enough."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # it has no descriptor, or is closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 

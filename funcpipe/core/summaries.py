@@ -1,4 +1,4 @@
-"""What plans, profiles, traces and provisions show of themselves in Python and in notebooks."""
+"""Summaries of plans, profiles, traces and provisions, in Python and in notebooks."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from funcpipe.core.job_estimate import counted, number_text, time_text, usd_text
 from funcpipe.core.names import worker_name
-from funcpipe.core.shown import HUES, Shown, escape, figure
+from funcpipe.core.summary import HUES, Summary, escape, figure
 
 if TYPE_CHECKING:
     from funcpipe.core.plan import Plan
@@ -20,8 +20,8 @@ _MOST_EVENTS = 1500
 _ROW, _LEFT, _WIDTH = 14, 92, 640
 
 
-def plan_shown(plan: "Plan") -> Shown:
-    """Where the model is cut, on what it runs, and what an iteration is predicted to take."""
+def plan_summary(plan: "Plan") -> Summary:
+    """Return the cuts, the functions of the stages, and the prediction for an iteration."""
     found, wires = plan.estimate, "/".join(dict.fromkeys(wire.value for wire in plan.wires))
     where = f"{plan.model or 'a model'} on {plan.platform or 'no platform'}"
     size = f"{counted(len(plan.stages), 'stage')} x {counted(plan.replicas, 'replica')}"
@@ -47,7 +47,7 @@ def plan_shown(plan: "Plan") -> Shown:
         layers = f"{stage.first}..{stage.stop - 1}"
         texts = (text if isinstance(text, str) else number_text(text, 4) for text in seconds)
         rows.append((str(i), layers, stage.size, memory, *texts))
-    return Shown(
+    return Summary(
         title=f"Plan of {where}: {size}",
         facts=tuple(facts),
         columns=("stage", "layers", "function", "memory MB", "forward s", "backward s", "sync s"),
@@ -56,8 +56,8 @@ def plan_shown(plan: "Plan") -> Shown:
     )
 
 
-def profile_shown(profile: "ModelProfile") -> Shown:
-    """The layers, with times on the largest size."""
+def profile_summary(profile: "ModelProfile") -> Summary:
+    """Return the layers, with times on the largest size."""
     layers = profile.layers
     forward_s, backward_s = (
         sum(layer.forward_s[-1] for layer in layers),
@@ -66,7 +66,7 @@ def profile_shown(profile: "ModelProfile") -> Shown:
     scaled = ", scaled from another machine" if profile.estimated else ""
     parameters = profile.parameter_bytes(0, len(layers)) / MB
     activations = sum(layer.activation_bytes for layer in layers) / MB
-    return Shown(
+    return Summary(
         title=f"Profile of {profile.model} on {profile.platform}: {counted(len(layers), 'layer')}",
         facts=(
             ("micro-batch", f"{counted(profile.micro_batch, 'sample')}, {profile.precision.value}"),
@@ -87,8 +87,8 @@ def profile_shown(profile: "ModelProfile") -> Shown:
     )
 
 
-def trace_shown(trace: "Trace") -> Shown:
-    """How busy the lanes are, and the step in the middle over time."""
+def trace_summary(trace: "Trace") -> Summary:
+    """Return the load of the lanes, and the step in the middle over time."""
     steps = trace.steps()
     busy_s: dict[str, float] = defaultdict(float)
     for event in trace.events:
@@ -96,7 +96,7 @@ def trace_shown(trace: "Trace") -> Shown:
     workers = {(event.stage, event.replica) for event in trace.events}
     lanes = ", ".join(f"{lane} {seconds:.4g} s" for lane, seconds in busy_s.items())
     middle = trace.of_step(steps[len(steps) // 2]).events if steps else ()
-    return Shown(
+    return Summary(
         title=f"Trace ({trace.source.value}): {trace.run}, {counted(len(trace.events), 'event')}",
         facts=(
             ("steps", f"{len(steps)}, numbers {_stretches(steps)}" if len(steps) > 1 else str(len(steps))),
@@ -108,17 +108,17 @@ def trace_shown(trace: "Trace") -> Shown:
 
 
 def _stretches(steps: Sequence[int]) -> str:
-    """The numbers of steps, from 1: first and last of those that follow each other."""
+    """Return the numbers of steps, from 1, as text: first and last of those that follow each other."""
     known = set(steps)
     firsts = [step for step in steps if step - 1 not in known]
     lasts = [step for step in steps if step + 1 not in known]
     return ", ".join(f"{first + 1} to {last + 1}" for first, last in zip(firsts, lasts, strict=True))
 
 
-def provision_shown(provision: "Provision") -> Shown:
-    """What one way rents, and what that takes."""
+def provision_summary(provision: "Provision") -> Summary:
+    """Return the resources of one provision, and the prediction for them."""
     missed = "" if provision.miss_chance is None else f", missed with a chance of {provision.miss_chance:.1%}"
-    return Shown(
+    return Summary(
         title=f"Provision by {provision.way}: {provision.text}",
         facts=(
             ("takes", f"{time_text(provision.seconds)} for {provision.iterations:.0f} iterations{missed}"),
@@ -131,12 +131,12 @@ def provision_shown(provision: "Provision") -> Shown:
     )
 
 
-def provisions_shown(table: "ProvisionTable") -> Shown:
-    """All ways beside each other, and which is recommended."""
+def provisions_summary(table: "ProvisionTable") -> Summary:
+    """Return all ways side by side, and the recommended one."""
     refused = ", ".join(refusal.way for refusal in table.refusals)
     facts = [("recommended", f"{table.recommended or 'none'}: {table.why}")]
     facts += [("cannot", refused)] if refused else []
-    return Shown(
+    return Summary(
         title=f"Provisions for {table.model} to {table.job.goal} of {table.job.samples} samples: "
         f"{counted(len(table.provisions), 'way')} on {table.platform} and {table.market}",
         facts=tuple(facts),
@@ -155,17 +155,17 @@ def provisions_shown(table: "ProvisionTable") -> Shown:
 
 
 def _lanes(events: tuple["Event", ...]) -> str:
-    """One step over time: a row for each lane of each worker, as far as there is room."""
+    """Return one step over time: a row for each lane of each worker, as far as there is room."""
     if not events:
         return ""
     rows: dict[tuple[int, int, str], list[Event]] = defaultdict(list)
     for event in events:
         rows[event.stage, event.replica, event.lane.value].append(event)
-    shown = sorted(rows, key=lambda row: (*row[:2], list(HUES).index(row[2])))[:_MOST_LANES]
+    drawn = sorted(rows, key=lambda row: (*row[:2], list(HUES).index(row[2])))[:_MOST_LANES]
     began_s = min(event.start_s for event in events)
     scale = (_WIDTH - _LEFT) / max(max(event.end_s for event in events) - began_s, 1e-12)
     parts, room = [], _MOST_EVENTS
-    for number, row in enumerate(shown):
+    for number, row in enumerate(drawn):
         top = number * _ROW
         parts.append(f'<text x="0" y="{top + 10}">{escape(f"{worker_name(*row[:2])} {row[2]}")}</text>')
         for event in rows[row][:room]:
@@ -179,6 +179,6 @@ def _lanes(events: tuple["Event", ...]) -> str:
                 f'opacity="{faint}"><title>{escape(title)}</title></rect>'
             )
         room = max(room - len(rows[row]), 0)
-    if len(shown) < len(rows):
-        parts.append(f'<text x="0" y="{len(shown) * _ROW + 10}">and {len(rows) - len(shown)} more lanes</text>')
-    return figure("".join(parts), _WIDTH, (len(shown) + (len(shown) < len(rows))) * _ROW + 2)
+    if len(drawn) < len(rows):
+        parts.append(f'<text x="0" y="{len(drawn) * _ROW + 10}">and {len(rows) - len(drawn)} more lanes</text>')
+    return figure("".join(parts), _WIDTH, (len(drawn) + (len(drawn) < len(rows))) * _ROW + 2)

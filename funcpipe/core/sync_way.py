@@ -8,7 +8,7 @@ from funcpipe.core.choices import Sync
 
 @dataclass(frozen=True, slots=True)
 class Streams:
-    """How a streamed synchronisation is divided: into `rounds`, each with raw objects for `groups` of readers.
+    """The division of a streamed synchronisation: into `rounds`, each with raw objects for `groups` of readers.
 
     Each replica sends the sums of all rounds in `merged` objects. An exchange only has rounds.
     """
@@ -23,7 +23,7 @@ class Streams:
 
 
 def usual_streams(sync: Sync, replicas: int, streams: Streams | None = None) -> Streams:
-    """How `sync` divides the gradient among `replicas`: as `streams` says where it applies, otherwise the usual way."""
+    """Return how `sync` divides the gradient among `replicas`: by `streams` where it applies, otherwise as usual."""
     one_each = max(replicas - 1, 1)
     match sync:
         case Sync.THREE_PHASE | Sync.PIPELINED:

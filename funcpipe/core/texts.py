@@ -3,7 +3,7 @@
 import re
 
 KEPT = 4096
-"""So many characters of a text are kept of its beginning, and as many of its end."""
+"""The number of characters of a text that are kept of its beginning, and of its end."""
 
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _SURROGATE = re.compile("[\ud800-\udfff]")

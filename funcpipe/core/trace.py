@@ -1,4 +1,4 @@
-"""What happened, or is predicted to happen, on every lane: events, in a file that Perfetto opens."""
+"""The events on every lane, observed or predicted, in a file that Perfetto opens."""
 
 import json
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from funcpipe.core import checks, json_form
 from funcpipe.core.plan import Plan
 from funcpipe.core.platform import PlatformSpec
 from funcpipe.core.requests import RequestCounts
-from funcpipe.core.shown import Showable
 from funcpipe.core.stores import StoreSpec, kind_moved
-from funcpipe.core.summaries import trace_shown
+from funcpipe.core.summaries import trace_summary
+from funcpipe.core.summary import HasSummary
 from funcpipe.errors import FormatError, InvalidValue
 
 TRACE_FORMAT = "funcpipe.trace/1"
@@ -21,7 +21,7 @@ _HEAD = ("run", "source", "prices", "samples")
 
 
 class Resource(Enum):
-    """What a lane of a function occupies."""
+    """The resource that a lane of a function occupies."""
 
     COMPUTE = "compute"
     UPLOAD = "upload"
@@ -33,7 +33,7 @@ class Resource(Enum):
 
 
 class Source(Enum):
-    """Where a trace comes from: a virtual clock or real functions."""
+    """The origin of a trace: a virtual clock or real functions."""
 
     SIMULATED = "simulated"
     EXECUTED = "executed"
@@ -105,7 +105,7 @@ class Prices:
 
 
 def prices_of(plan: Plan, spec: PlatformSpec) -> Prices:
-    """What the functions of `plan` and their requests cost on `spec`; raises InvalidValue if it lacks size or store."""
+    """Return the prices of `plan`'s functions and requests on `spec`; raises InvalidValue if it lacks size or store."""
     return Prices(
         function_usd_s=tuple(spec.size(stage.size).price_usd_s for stage in plan.stages),
         put_usd=spec.price_put_usd,
@@ -115,7 +115,7 @@ def prices_of(plan: Plan, spec: PlatformSpec) -> Prices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Trace(Showable):
+class Trace(HasSummary):
     """The events of a run, in order of their start.
 
     Of a run that was executed they are those of each function's last steps, so that steps between them may be missing.
@@ -137,7 +137,7 @@ class Trace(Showable):
 
     @property
     def end_s(self) -> float:
-        """When the last event ends; a simulated step begins at second 0, cold starts included."""
+        """The end of the last event; a simulated step begins at second 0, cold starts included."""
         return max((event.end_s for event in self.events), default=0.0)
 
     @property
@@ -150,7 +150,7 @@ class Trace(Showable):
         return tuple(sorted({event.step for event in self.events}))
 
     def windows(self) -> dict[int, tuple[float, float]]:
-        """When each step began and ended: where the step before it is known, it began as that ended."""
+        """Return each step's begin and end: where the step before it is known, it began as that ended."""
         begun: dict[int, float] = {}
         ended: dict[int, float] = {}
         for event in self.events:
@@ -172,7 +172,7 @@ class Trace(Showable):
         moved = (replace(e, start_s=e.start_s - origin_s, end_s=e.end_s - origin_s) for e in self.events)
         return replace(self, events=tuple(moved))
 
-    shown = trace_shown
+    summary = trace_summary
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:

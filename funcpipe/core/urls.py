@@ -1,12 +1,12 @@
-"""URLs of storages and platforms: their parts, and how they are shown."""
+"""URLs of storages and platforms: their parts, and how they are printed."""
 
 import re
 from urllib.parse import SplitResult, parse_qsl, urlsplit
 
 from funcpipe.errors import InvalidValue
 
-_SHOWN = ("endpoint", "region", "domain", "prefix", "via", "cpus", "market", "machine", "spot")
-"""The options whose values are shown: those of others may be anything, such as a password."""
+_PUBLIC = ("endpoint", "region", "domain", "prefix", "via", "cpus", "market", "machine", "spot")
+"""The options whose values are printed: those of others may be anything, such as a password."""
 
 _USER = re.compile(r"(?<=://)(?:[^/?#\s:@]*:[^?#\s]*|[^/?#\s]*)@")
 """A user, perhaps with a password, which may have slashes in it that should have been escaped."""
@@ -37,9 +37,9 @@ def url_parts(field: str, url: str, *, credentials: str = "the environment") -> 
 
 def without_secrets(urls: str) -> str:
     """Return one or more URLs as messages show them: without users, passwords, and values of unknown options."""
-    return _OPTION.sub(_shown, _USER.sub("", urls))
+    return _OPTION.sub(_redacted, _USER.sub("", urls))
 
 
-def _shown(option: re.Match[str]) -> str:
+def _redacted(option: re.Match[str]) -> str:
     name, value = option.groups()
-    return option[0] if name in _SHOWN and not _HAS_USER.search(value) else f"{name}=…"
+    return option[0] if name in _PUBLIC and not _HAS_USER.search(value) else f"{name}=…"

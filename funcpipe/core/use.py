@@ -1,4 +1,4 @@
-"""Where a function's time goes: every second in exactly one class."""
+"""The use of a function's time: every second in exactly one class."""
 
 import functools
 from collections.abc import Sequence
@@ -8,7 +8,7 @@ from funcpipe.core.trace import Event, Resource
 
 
 class Use(Enum):
-    """What a function does at a moment. Where several lanes work at once, the first of these counts.
+    """The activity of a function at a moment. Where several lanes work at once, the first of these counts.
 
     Lanes do nothing in a *bubble*. What follows it is not part of a step that ended: validations; saving, with all else
     between steps and after the last, such as handing over; starting, up to the first step; and steps that did not end.
@@ -28,14 +28,14 @@ class Use(Enum):
 
 _LANES = (Use.COMPUTE, Use.SYNC, Use.TRANSFER, Use.LOAD, Use.WAIT)
 IN_STEPS = (*_LANES, Use.BUBBLE)
-"""What functions do in steps."""
+"""The activities within steps."""
 
 _WAIT = _LANES.index(Use.WAIT)
 _SYNC = ("split", "merge", "flatten", "tied", "norm")
 
 
 def uses_of(events: Sequence[Event], begin_s: float, end_s: float) -> dict[Use, float]:
-    """The seconds from `begin_s` to `end_s` by what one function, to which `events` happen, does in them.
+    """Return the seconds from `begin_s` to `end_s` by the activity of the function to which `events` belong.
 
     A lane *waits* where an object did not exist yet. Transfers that overlap computing cost no time: they are compute.
     """
@@ -63,7 +63,7 @@ def uses_of(events: Sequence[Event], begin_s: float, end_s: float) -> dict[Use, 
 
 @functools.cache
 def _number_of(kind: str, lane: Resource) -> int:
-    """The place in `_LANES` of tasks of a kind."""
+    """Return the index in `_LANES` of tasks of a kind."""
     if lane is Resource.LOAD:
         return _LANES.index(Use.LOAD)
     if lane is Resource.MERGE or any(word in kind for word in _SYNC):

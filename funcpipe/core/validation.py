@@ -1,4 +1,4 @@
-"""When a run is validated, on what, and what its validations decide: the best step, and whether it ends early."""
+"""The schedule and data of validations, and their decisions: the best step, and whether the run ends early."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ LOSS = "val_loss"
 
 
 def is_due(step: int, *, every: int, began_step: int) -> bool:
-    """Whether a run that began after `began_step` steps is validated after `step` of them, before the next one.
+    """Return True if a run that began after `began_step` steps is validated after `step` of them, before the next one.
 
     It is, `every` so many steps; what trains nothing, which has no such number, is evaluated at once.
     """
@@ -22,7 +22,7 @@ def is_due(step: int, *, every: int, began_step: int) -> bool:
 
 
 class MonitorMode(Enum):
-    """Whether the monitored value is better the smaller or the larger it is."""
+    """The direction in which the monitored value gets better."""
 
     MIN = "min"
     MAX = "max"
@@ -30,7 +30,7 @@ class MonitorMode(Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Monitor:
-    """The value that tells the best validation, and after how many worse ones the run ends.
+    """The value that decides which validation is best, and after how many worse ones the run ends.
 
     A validation is better than the best one if its value differs by more than `min_delta`. After `patience`
     validations in a row that are not, the run ends; None is never. With `keep_best` the model of the best one is kept.
@@ -48,7 +48,7 @@ class Monitor:
             checks.at_least("patience", self.patience, 1)
 
     def is_better(self, value: float, best: float | None) -> bool:
-        """Whether `value` beats `best`; what is no number beats nothing, and is beaten by any number."""
+        """Return True if `value` beats `best`; NaN beats nothing, and is beaten by any number."""
         if math.isnan(value):
             return False
         if best is None or math.isnan(best):
@@ -58,7 +58,7 @@ class Monitor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationReport:
-    """What a validation after `step` steps has found: the mean loss as `val_loss`, and each metric by its name.
+    """The result of a validation after `step` steps: the mean loss as `val_loss`, and each metric by its name.
 
     `best_step` is the step of the best validation so far, with the monitored value `best_value`, None while there has
     been no number; `waited` validations since were no better. With `stop` the run ends here.
@@ -75,14 +75,14 @@ class ValidationReport:
     stop: bool = False
 
     def ends(self, first_step: int) -> bool:
-        """Whether functions that have begun after `first_step` steps end here: not where an earlier run has ended."""
+        """Return True if functions that began after `first_step` steps end here: not where an earlier run has ended."""
         return self.stop and self.step > first_step
 
 
 def judged(
     monitor: Monitor, before: ValidationReport | None, *, step: int, samples: int, values: Mapping[str, float]
 ) -> ValidationReport:
-    """The report of a validation that follows the one `before`: a function of these alone, so that all agree."""
+    """Return the report of a validation that follows the one `before`: a function of these alone, so that all agree."""
     value = values.get(monitor.name, math.nan)  # which a model that only predicts lacks
     best = None if before is None else before.best_value
     if monitor.is_better(value, best):
@@ -137,7 +137,7 @@ class Validation:
 
     @property
     def watched(self) -> Monitor:
-        """What decides which validation is the best, and when to end."""
+        """The monitor that decides which validation is the best, and when to end."""
         return Monitor(
             name=self.monitor,
             mode=MonitorMode(self.mode),

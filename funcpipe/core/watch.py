@@ -1,4 +1,4 @@
-"""What a watchdog is told: the payload of the function that restarts workers of runs without a client."""
+"""The payload of a watchdog, the function that restarts workers of runs without a client."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -6,7 +6,7 @@ from typing import ClassVar
 from funcpipe.core import checks
 
 MARKS = "_watch/"
-"""What the keys of all marks of detached runs begin with, see `runstate.detached`."""
+"""The prefix of the keys of all marks of detached runs, see `runstate.detached`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +14,7 @@ class WatchSpec:
     """The payload of a watchdog, a function that restarts the silent workers of detached runs.
 
     It watches the detached runs in the storage at the URL `storage`, or `run` alone, whose RunKey has the text
-    `run_key`; without one, the platform at the URL `platform` unwraps what marks hold. It ends when nobody seems
+    `run_key`; without one, the platform at the URL `platform` unwraps what marks hold. It ends when no worker seems
     silent, or with `until_ended` when there is no such run any more.
     """
 

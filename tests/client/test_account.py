@@ -317,7 +317,7 @@ def texts_tell_the_bill(ended: Ended, storage: MemoryStorage, functions: Timed) 
     assert found.step == steps
     console = Console(width=200, record=True, file=io.StringIO())
     render.training_result(ended.result, None, {}, None, console)
-    notebook, terminal = ended.result.shown().text, console.export_text()
+    notebook, terminal = ended.result.summary().text, console.export_text()
     for text in (notebook, terminal):
         assert re.search(rf"\b{steps} steps?\b", text), text
         assert ("before it was resumed" in text) == (ended.began > 0)

@@ -1,4 +1,4 @@
-"""How values show themselves: a few lines in Python, a small table or figure in a notebook.
+"""Summaries of values: a few lines in Python, a small table or figure in a notebook.
 
 The HTML is self-contained, has no script, and takes its colours from the page (`currentColor`), so it can be read on a
 light and on a dark one. All text is escaped.
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from html import escape as escape_html
 
 MOST_ROWS = 24
-"""Longer tables lose their middle."""
+"""The rows of a table; longer ones lose their middle."""
 
 HUES = {"compute": "#4e79a7", "upload": "#e68a2e", "download": "#59a14f", "merge": "#b07aa1", "load": "#9c755f"}
 """Colours of lanes that stand out from white and from black."""
@@ -19,8 +19,8 @@ _CELL = "padding:2px 10px 2px 0;border:0;vertical-align:top"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
-    """What is shown of a value: a title, `facts` by name, and in notebooks a table of `rows` and a `figure` in SVG.
+class Summary:
+    """The summary of a value: a title, `facts` by name, and in notebooks a table of `rows` and a `figure` in SVG.
 
     Cells of all columns but the first are numbers, and stand to the right, unless the column is among `texts`.
     """
@@ -69,34 +69,34 @@ class Shown:
         return f'<{tag} style="{_CELL};text-align:{side};{style}">{escape(text)}</{tag}>'
 
 
-class Showable(ABC):
-    """A value that shows itself as its `shown` says."""
+class HasSummary(ABC):
+    """A value that Python and notebooks display by its summary."""
 
     __slots__ = ()
 
     @abstractmethod
-    def shown(self) -> Shown:
-        """What is shown of this value."""
+    def summary(self) -> Summary:
+        """Return the summary of this value."""
 
     def __repr__(self) -> str:
-        return self.shown().text
+        return self.summary().text
 
     def _repr_html_(self) -> str:
-        return self.shown().html
+        return self.summary().html
 
 
 def escape(text: str) -> str:
-    """`text` as a part of a page."""
+    """Return `text` as a part of a page."""
     return escape_html(_printable(text))
 
 
 def _printable(text: str) -> str:
-    """`text` in one line, with a blank for what has no sign."""
+    """Return `text` in one line, with a blank for characters that cannot be printed."""
     return "".join(sign if sign.isprintable() else " " for sign in text)
 
 
 def shortened(rows: Sequence[tuple[str, ...]]) -> Sequence[tuple[str, ...]]:
-    """At most MOST_ROWS of `rows`: a line in the middle says how many are left out."""
+    """Return at most MOST_ROWS of `rows`: a line in the middle says how many are left out."""
     if len(rows) <= MOST_ROWS:
         return rows
     kept = (MOST_ROWS - 1) // 2
@@ -105,7 +105,7 @@ def shortened(rows: Sequence[tuple[str, ...]]) -> Sequence[tuple[str, ...]]:
 
 
 def curve(values: Sequence[float], *, width: int = 420, height: int = 90) -> str:
-    """A line through `values` as an SVG; those that are not finite leave a gap. Empty for fewer than two values."""
+    """Return a line through `values` as an SVG; values that are not finite leave a gap. Empty for fewer than two."""
     finite = [value for value in values if abs(value) < float("inf")]
     if len(finite) < 2:
         return ""
@@ -126,7 +126,7 @@ def curve(values: Sequence[float], *, width: int = 420, height: int = 90) -> str
 
 
 def figure(inside: str, width: int, height: int) -> str:
-    """An SVG of so many pixels, that shrinks with the page."""
+    """Return an SVG of so many pixels, that shrinks with the page."""
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" role="img" '
         f'style="max-width:100%;display:block;margin:6px 0" font-size="11" fill="currentColor">{inside}</svg>'

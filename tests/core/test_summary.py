@@ -22,7 +22,7 @@ from funcpipe.core import (
     read,
     write,
 )
-from funcpipe.core.shown import HUES, MOST_ROWS, Shown, curve, shortened
+from funcpipe.core.summary import HUES, MOST_ROWS, Summary, curve, shortened
 from tests.core.values import plans, profiles
 from tests.examples import at_most
 
@@ -167,4 +167,4 @@ def test_a_curve_has_gaps_where_losses_are_not_finite() -> None:
 def test_what_is_written_to_files_does_not_change(tmp_path: Any) -> None:
     write(PROVISION, tmp_path / "p.json")
     assert read(Provision, tmp_path / "p.json") == PROVISION
-    assert Shown(title="x").text == "x"
+    assert Summary(title="x").text == "x"
