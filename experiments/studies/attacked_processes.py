@@ -286,7 +286,7 @@ class _Command:
             said = self.process.communicate(timeout=_WAIT_S)[0]
         except subprocess.TimeoutExpired:
             self.process.kill()
-            raise Wrong(f"{self.process.args} hangs") from None
+            raise Wrong(f"{self.process.args!r} hangs") from None
         if self.process.returncode in allowed:
             return
         found = re.search(r"^funcpipe: .*", said, re.MULTILINE | re.DOTALL)
