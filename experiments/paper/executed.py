@@ -30,7 +30,6 @@ MOST_FUNCTIONS = 4
 COLD_START_S = 1.0
 FULL_LINK_MB = 1769  # the memory with one vCPU, and with the whole link
 REPEATS = 4
-SYSTEMS = (*BASELINES, PAPER, OURS)
 
 
 @dataclass(frozen=True, kw_only=True)

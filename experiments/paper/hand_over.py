@@ -5,17 +5,23 @@ lives of 5 minutes, of AWS Lambda's 15, and of an hour. Executed: a small model 
 seconds, and over such that live for ever, which must end with the same bits.
 """
 
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor, nn
 
 from experiments.paper.common import How, Result, Row, Script, Settings, new_figure, percent, run
 from experiments.paper.planning import OURS, PAPER, best_on, estimate_of, profile_of, seconds, simulated_on
-from experiments.studies import handover
-from funcpipe.core import FaultTolerance, Outcome
+from funcpipe import FuncPipe
+from funcpipe.client.results import RunResult
+from funcpipe.core import FaultTolerance, Outcome, Plan, ScheduleKind, Sync, Wire
+from funcpipe.model.graph import trace
+from funcpipe.partitioner.cost.evaluate import hand_over_time_s
 from funcpipe.platforms.catalog import load_spec
+from funcpipe.testing.plans import even_stages
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -23,6 +29,7 @@ if TYPE_CHECKING:
 LIVES_S = (300.0, 900.0, 3600.0)
 EXECUTED_LIFE_S, COLD_START_S = 1.2, 0.3
 TIME_VALUE = 30.72
+SAMPLES, EPOCHS, STEP_S, WIDTH = 80, 20, 0.1, 256
 
 
 def measure(settings: Settings) -> Result:
@@ -57,11 +64,11 @@ def predicted(model: str, name: str, batch: int, life_s: float) -> Iterator[Row]
 
 def executed() -> Row:
     """Two hundred steps over functions with short lives, and over functions that live for ever."""
-    undisturbed = handover.train(FaultTolerance(heartbeat_s=1.0))
-    short = handover.train(FaultTolerance(heartbeat_s=1.0, lifetime_s=EXECUTED_LIFE_S, cold_start_s=COLD_START_S))
+    undisturbed = train(FaultTolerance(heartbeat_s=1.0))
+    short = train(FaultTolerance(heartbeat_s=1.0, lifetime_s=EXECUTED_LIFE_S, cold_start_s=COLD_START_S))
     states = undisturbed.state_dict(), short.state_dict()
     handed = sum(report.outcome is Outcome.HANDED_OVER for report in short.workers)
-    more_s = handover.seconds(short) - handover.seconds(undisturbed)
+    more_s = lasted_s(short) - lasted_s(undisturbed)
     return {
         "model": "a perceptron",
         "platform": "local",
@@ -70,10 +77,63 @@ def executed() -> Row:
         "steps": len(short.losses),
         "hand_overs": handed,
         "each_s": more_s / max(handed, 1),
-        "charged_s": handover.charged_s(),
-        "overhead": more_s / handover.seconds(undisturbed),
+        "charged_s": charged_s(),
+        "overhead": more_s / lasted_s(undisturbed),
         "same_bits": all(torch.equal(tensor, states[1][name]) for name, tensor in states[0].items()),
     }
+
+
+def model() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(16, WIDTH), nn.Tanh(), nn.Linear(WIDTH, WIDTH), nn.Tanh(), nn.Linear(WIDTH, 4))
+
+
+def data() -> list[tuple[Tensor, Tensor]]:
+    draw = torch.Generator().manual_seed(2)
+    return [(torch.randn(16, generator=draw), torch.tensor(i % 4)) for i in range(SAMPLES)]
+
+
+def optimizer(parameters: Any) -> torch.optim.Optimizer:
+    return torch.optim.Adam(parameters, lr=0.01)
+
+
+def slow_loss(output: Tensor, target: Tensor) -> Tensor:
+    """The cross entropy, after half a step."""
+    time.sleep(STEP_S / 2)
+    return nn.functional.cross_entropy(output, target)
+
+
+def plan() -> Plan:
+    names = [layer.name for layer in trace(model(), (torch.zeros(2, 16),)).layers]
+    return Plan(
+        global_batch=8,
+        micro_batch=2,
+        replicas=2,
+        schedule=ScheduleKind.GPIPE,
+        sync=Sync.PIPELINED,
+        wire=Wire.FP32,
+        platform="local",
+        stages=even_stages(names, 2),
+    )
+
+
+def train(faults: FaultTolerance) -> RunResult:
+    pipe = FuncPipe(model(), loss_fn=slow_loss, optimizer=optimizer)
+    return pipe.train(data, epochs=EPOCHS, plan=plan(), faults=faults, message_deadline_s=60)
+
+
+def lasted_s(result: RunResult) -> float:
+    """From the first worker's start to the last one's end."""
+    reports = result.workers
+    return max(r.ended_at_s for r in reports) - min(r.started_at_s for r in reports)
+
+
+def charged_s() -> float:
+    """What the cost model takes for a hand-over: the slowest stage's state goes up and comes down again."""
+    spec, state = load_spec("local"), dict(model().named_parameters())
+    size = spec.sizes[0]
+    largest = max(p.nbytes for p in state.values()) * 3  # the weight that decides, and two moments
+    return hand_over_time_s(largest / size.upload_bytes_s + largest / size.download_bytes_s, spec.latency_s)
 
 
 def findings(rows: Sequence[Row]) -> tuple[str, ...]:

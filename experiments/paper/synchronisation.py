@@ -10,8 +10,8 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from experiments.paper.common import How, Result, Row, Script, Settings, new_figure, percent, run
-from experiments.studies.sync_run import run as execute
-from experiments.studies.sync_ways import Way
+from experiments.studies.sync import Way
+from experiments.studies.sync import run as execute
 from funcpipe.comm.collectives import open_downloads, pattern
 from funcpipe.core import Sync
 from tests.partitioner.sync_links import Links, duration_s

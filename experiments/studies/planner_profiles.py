@@ -1,12 +1,11 @@
 """Profiles to plan with: made from published sizes and assumed seconds, of any number of layers.
 
 Parameters, activations and boundaries of the four reference models are those of the FuncPipe paper's models; how they
-spread over the layers, and the seconds, are assumptions, drawn from a seed. Measured profiles can be read from files
-instead: see the scripts' `--profile`.
+spread over the layers, and the seconds, are assumptions, drawn from a seed.
 """
 
 import random
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from funcpipe.core import LayerProfile, ModelProfile, PlatformSpec, TensorProfile, read
@@ -41,28 +40,9 @@ SHAPES = {
 }
 
 
-def platform(sizes: int = 8) -> PlatformSpec:
-    """AWS Lambda with this many sizes, evenly spread over its own where they are not its eight."""
-    spec = read(PlatformSpec, SPEC)
-    if sizes == len(spec.sizes):
-        return spec
-    largest = spec.sizes[-1]
-    shares = [(i + 1) / sizes for i in range(sizes)]
-    return replace(
-        spec,
-        sizes=tuple(
-            replace(
-                largest,
-                name=f"{round(largest.memory_mb * share)}MB",
-                memory_mb=round(largest.memory_mb * share),
-                vcpu=largest.vcpu * share,
-                upload_bytes_s=largest.upload_bytes_s * min(1.0, largest.memory_mb * share / 1769),
-                download_bytes_s=largest.download_bytes_s * min(1.0, largest.memory_mb * share / 1769),
-                price_usd_s=largest.price_usd_s * share,
-            )
-            for share in shares
-        ),
-    )
+def platform() -> PlatformSpec:
+    """AWS Lambda with its eight sizes."""
+    return read(PlatformSpec, SPEC)
 
 
 def profile(name: str, spec: PlatformSpec, *, layers: int | None = None, seed: int = 0) -> ModelProfile:

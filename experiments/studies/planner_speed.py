@@ -1,8 +1,8 @@
-"""How fast the best plan is found and proved: by layers, sizes and replicas, beside the solvers, and the whole front.
+"""How fast the best plan is found and proved: by layers and models, beside the solvers, and the whole front.
 
 Five numbers of replicas and eight sizes unless said otherwise; money weighted with the paper's four values of time. The
 schedule is GPipe's, or chosen with the plan (`auto`). Seconds are those of processors.
-Writes planner_speed.json and planner_speed.png; parts that are not measured keep what the file says of them.
+Writes planner_speed.json; parts that are not measured keep what the file says of them.
 """
 
 import argparse
@@ -46,8 +46,6 @@ def main() -> None:
         results.setdefault("memory_mb", {})[part] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         path.write_text(json.dumps(results, indent=1) + "\n")
     show(results)
-    if "growth" in results:
-        draw(results["growth"], options.output / "planner_speed.png")
 
 
 def processor_s() -> float:
@@ -57,15 +55,10 @@ def processor_s() -> float:
 
 
 def solve(
-    measured: ModelProfile,
-    spec: PlatformSpec,
-    *,
-    batch: int = BATCH,
-    time_value: float = 3.84,
-    schedule: ScheduleKind | None = None,
+    measured: ModelProfile, spec: PlatformSpec, *, time_value: float, schedule: ScheduleKind | None
 ) -> dict[str, Any]:
     """One proof of the exact search."""
-    training = TrainingSpec(global_batch=batch, time_value=time_value, schedule=schedule)
+    training = TrainingSpec(global_batch=BATCH, time_value=time_value, schedule=schedule)
     problem = Problem(profile=measured, spec=spec, training=training)
     started_s = processor_s()
     plan = exact(problem)
@@ -107,19 +100,6 @@ def fronts(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
         yield {"model": name, "layers": FRONT_LAYERS, "points": len(front.plans), "seconds": seconds}
 
 
-def growth(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Seconds by layers, by sizes and by numbers of replicas, the others as in the bars; the schedule chosen."""
-    for name in SHAPES:
-        for layers in (10, 20, 40, 60, 80, 100, 120):
-            yield {"by": "layers", **solve(profile(name, platform(), layers=layers), platform())}
-        for sizes in (2, 4, 8, 16, 32):
-            spec = platform(sizes)
-            yield {"by": "sizes", **solve(profile(name, spec, layers=24), spec)}
-        for power in range(0, 9, 2):
-            measured = profile(name, platform(), layers=24)
-            yield {"by": "degrees", **solve(measured, platform(), batch=4 * 2**power)}
-
-
 def solvers(options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """The exact search and each solver on the same instances, one number of replicas and GPipe, in one run."""
     spec = platform()
@@ -153,7 +133,7 @@ def beside(problem: Problem, plan: Plan, solver: Callable[..., Plan], limit_s: f
     }
 
 
-PARTS = {"bars": bars, "auto": auto, "front": fronts, "growth": growth, "solvers": solvers}
+PARTS = {"bars": bars, "auto": auto, "front": fronts, "solvers": solvers}
 
 
 def show(results: dict[str, Any]) -> None:
@@ -198,20 +178,6 @@ def solvers_table(rows: Sequence[dict[str, Any]]) -> Table:
         proved = "yes" if row["proved"] else "no"
         table.add_row(*head, f"{row['seconds']:.2f}", f"{ratio:.0f}", proved, gap, f"{row['excess']:.1e}")
     return table
-
-
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 4), layout="constrained")
-    labels = {"layers": "layers", "sizes": "function sizes (24 layers)", "degrees": "numbers of replicas (24 layers)"}
-    for axes, (by, label) in zip(figure.subplots(1, 3), labels.items(), strict=True):
-        for name in SHAPES:
-            points = [(row[by], row["seconds"]) for row in rows if row["by"] == by and row["model"] == name]
-            axes.plot(*zip(*points, strict=True), marker="o", label=name)
-        axes.set(xlabel=label, ylabel="seconds to prove the best plan", yscale="log")
-    figure.axes[0].legend()
-    figure.savefig(path, dpi=150)
 
 
 if __name__ == "__main__":

@@ -4,11 +4,8 @@ A small network with BatchNorm, dropout, noise and tied weights is trained in th
 global batch is short.
 """
 
-import argparse
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -212,22 +209,14 @@ def verdict(kind: type[InTurn], optimizer: Optimizer) -> Verification:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, help="write the rows as JSON")
-    options = parser.parse_args()
     torch.set_num_threads(1)
-    rows = []
     for name, optimizer in OPTIMIZERS.items():
         kinds: tuple[type[InTurn], ...] = (InTurn, *FAULTS)
         for kind in kinds:
-            found = verdict(kind, optimizer)
-            first = found.first_difference
+            first = verdict(kind, optimizer).first_difference
             text = "equal" if first is None else f"DIFFERS: {first.name} by {first.difference:.1e}"
             title = "no mistake" if kind is InTurn else (kind.__doc__ or "").strip()
             print(f"{name:5} {title:88} {text}", flush=True)
-            rows.append({"optimizer": name, "fault": kind.__name__, "found": first is not None})
-    if options.output:
-        options.output.write_text(json.dumps(rows, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,10 +3,7 @@
 Each ratio comes from one run of this script; the start of six functions is timed too.
 """
 
-import argparse
-import json
 import time
-from pathlib import Path
 from statistics import median
 
 import torch
@@ -21,9 +18,6 @@ MICRO_BATCH, GLOBAL_BATCH, EPOCHS = 8, 64, 3
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--output", type=Path, help="write the figures as JSON")
-    options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
     pipe = FuncPipe(digits.model(), loss_fn=digits.loss, optimizer=digits.optimizer)
@@ -43,8 +37,6 @@ def main() -> None:
     figures |= {"plain loop s": plain_s, "1 x 1 s": single_s, "1 x 1 / plain loop": single_s / plain_s}
     for name, value in figures.items():
         print(f"{name:32} {value:9.4f}")
-    if options.output:
-        options.output.write_text(json.dumps(figures, indent=1) + "\n")
 
 
 def plan(pipe: FuncPipe, profile: ModelProfile, stages: int, replicas: int) -> Plan:

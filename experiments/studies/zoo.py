@@ -15,7 +15,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -42,7 +42,6 @@ from funcpipe.training.recipe import Recipe
 BATCH, STAGES, MICRO_BATCH, GLOBAL_BATCH, SEED = 8, 3, 2, 4, 0
 MAX_PARAMETERS = 40_000_000
 optimizer = partial(torch.optim.SGD, lr=0.01)
-VERDICTS = ("right", "refused", "wrong", "crash", "hang", "unusable")
 
 
 @dataclass(frozen=True)
@@ -74,6 +73,20 @@ class Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, index: int) -> dict[str, Tensor]:
         return {name: tensor[index] for name, tensor in self._inputs.items()}
+
+
+@cache
+def declare_torchvision() -> torch.library.Library:
+    """Declare torchvision's compiled operators that are missing, for as long as the library that is returned lasts.
+
+    They exist for some builds of torch only; torchvision is not imported without them, nor `timm` and `transformers`
+    where it is installed. No architecture calls them.
+    """
+    library = torch.library.Library("torchvision", "FRAGMENT")  # type: ignore[no-untyped-call]
+    for operator in ("nms", "qnms"):
+        if not hasattr(torch.ops.torchvision, operator):
+            library.define(f"{operator}() -> ()")  # type: ignore[no-untyped-call]
+    return library
 
 
 def accepted(model: nn.Module, candidates: Iterable[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:

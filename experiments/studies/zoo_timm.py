@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from experiments.studies import torchvision_operators
-from experiments.studies.zoo import BATCH, MAX_PARAMETERS, Specimen, accepted
+from experiments.studies.zoo import BATCH, MAX_PARAMETERS, Specimen, accepted, declare_torchvision
 from experiments.studies.zoo_run import judge_all, parser_of
 
 SMALL = (
@@ -59,7 +58,7 @@ def _rank(name: str) -> tuple[int, int, str]:
 
 @cache
 def _timm() -> Any:
-    torchvision_operators.declare()
+    declare_torchvision()
     import timm  # type: ignore[import-not-found]
 
     return timm

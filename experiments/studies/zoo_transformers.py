@@ -13,8 +13,7 @@ from typing import Any
 import torch
 import transformers
 
-from experiments.studies import torchvision_operators
-from experiments.studies.zoo import MAX_PARAMETERS, NotSamplesError, Specimen, accepted
+from experiments.studies.zoo import MAX_PARAMETERS, NotSamplesError, Specimen, accepted, declare_torchvision
 from experiments.studies.zoo_given import INPUTS, NOT_SAMPLES, PACKED, SEVERAL_SAMPLES
 from experiments.studies.zoo_inputs import SIDE, WIDTH, WORDS, candidates
 from experiments.studies.zoo_run import judge_all, parser_of
@@ -177,7 +176,7 @@ def _with_sections(cut: dict[str, Any], *, fill: bool) -> dict[str, Any]:
 
 
 def _module(name: str) -> Any:
-    torchvision_operators.declare()
+    declare_torchvision()
     return importlib.import_module(f"transformers.{name}")
 
 

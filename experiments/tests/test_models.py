@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from experiments.models import amoebanet, bert, characters, densenet, digits, mobilenet, resnet, two_tower, unet
+from experiments.models import amoebanet, bert, characters, digits, resnet
 
-PLANNED = ("amoebanet", "bert", "densenet", "mobilenet", "resnet", "two_tower", "unet")
+PLANNED = ("amoebanet", "bert", "resnet")
 
 
 def module(name: str) -> ModuleType:
@@ -32,9 +32,6 @@ def on_meta(factory: Callable[[], nn.Module]) -> nn.Module:
         (amoebanet.model, 122_470_120),
         (amoebanet.model_36, 236_194_024),
         (bert.model, 302_328_834),
-        (densenet.model, 7_978_856),
-        (unet.model, 31_037_698),
-        (mobilenet.model, 2_542_856),
         (digits.model, 299_114),
         (characters.model, 824_672),
     ],
@@ -62,20 +59,15 @@ def test_the_loss_takes_sample_and_target(name: str) -> None:
     assert module(name).loss(on_meta(module(name).model)(*inputs), module(name).target().to("meta")).shape == ()
 
 
-def images(side: int = 32) -> tuple[Tensor, ...]:
-    return (torch.randn(2, 3, side, side),)
+IMAGES = (torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0)),)
 
 
 @pytest.mark.parametrize(
     ("build", "inputs"),
     [
-        (lambda: amoebanet.AmoebaNet(normal_cells=3, filters=16, classes=5), images()),
+        (lambda: amoebanet.AmoebaNet(normal_cells=3, filters=16, classes=5), IMAGES),
         (lambda: bert.BertEncoder(layers=2, width=32, heads=4, sequence=8), (torch.randn(2, 8, 32),)),
-        (lambda: densenet.DenseNet(layers=(2, 2), growth=8, classes=5), images()),
-        (lambda: mobilenet.MobileNet(classes=5), images()),
-        (lambda: resnet.ResNet(blocks=(1, 2, 1, 1), width=8, classes=5), images()),
-        (lambda: two_tower.TwoTower(), two_tower.sample()),
-        (lambda: unet.UNet(width=4, depth=2), images(16)),
+        (lambda: resnet.ResNet(blocks=(1, 2, 1, 1), width=8, classes=5), IMAGES),
         (digits.model, tuple(tensor[:2] for tensor in digits.sample())),
         (characters.model, tuple(tensor[:2] for tensor in characters.sample())),
     ],

@@ -27,7 +27,7 @@ AnySpec = str | PlatformSpec
 _EAGER = "functions run stages eagerly, as they have no C++ compiler (docs/training.md, Compiled stages)"
 _MEASURED = (
     "With one, compiling took 14 to 37 s at each start of a function, ran small models at 1.0 to 1.2 times the speed, "
-    "and gave other bits (experiments/studies/compiled_stages.py)"
+    "and gave other bits (docs/training.md)"
 )
 _WAY_OUT = "Leave that out, or give what torch.compile was given, compiled._orig_mod, which has the same weights"
 

@@ -2,8 +2,7 @@
 
 The cost model knows what a step takes, and what its messages cost. Around the steps there is what this module adds: the
 functions' starts, hand-overs and checkpoints, by the same rules by which functions decide on them; the requests with
-which workers stay alive and find each other; and those of the client. How many requests each of these makes was counted
-(`experiments.studies.job_estimate` prints the estimates beside bills).
+which workers stay alive and find each other; and those of the client. How many requests each makes was counted.
 """
 
 import math

@@ -2,7 +2,8 @@
 
 glibc cannot give what one tensor leaves to another of the same size: torch asks for aligned memory, and glibc then
 looks for a larger block. A network of many equal tensors needs 1.7 times the memory that it uses. tcmalloc leaves few
-such holes (`experiments.studies.allocators`): functions have it where it is installed, and their images install it.
+such holes (`experiments/studies/allocators.py` at f9edc59e): functions have it where it is installed, and their images
+install it.
 """
 
 import ctypes

@@ -2,8 +2,11 @@
 
 import importlib.util
 import re
+import subprocess
 from collections.abc import Iterator
 from types import ModuleType
+
+import pytest
 
 from tests.docs.pages import DOCS, PAGES, ROOT
 
@@ -11,6 +14,7 @@ _NUMBER = re.compile(r"^[~<$≤]*-?\d[\d,.]*(?:e-?\d+)?\s*(?:%|s|MB|ms|×)?(?:,?
 _SCRIPT = re.compile(
     r"experiments[./]\w[\w./]*|scripts/\w+\.py|`make [\w-]+`|`funcpipe platforms measure|^\| `\w+\.py` \|", re.MULTILINE
 )
+_PAST = re.compile(r"`(experiments/[\w/]+\.py)`\s+at\s+([0-9a-f]+)")
 
 NOT_MEASURED = {
     ("docs/aliyun.md", "price"): "list prices, each with its source",
@@ -55,14 +59,32 @@ def test_scripts_that_pages_name_exist() -> None:
 def check_scripts_of(page: str) -> None:
     text = (ROOT / page).read_text()
     named = {name.replace(".", "/") + ".py" for name in re.findall(r"python\s+-m\s+(experiments[\w.]*\w)", text)}
-    named |= set(re.findall(r"`((?:experiments|scripts)/[\w/]+\.py)`", text))
+    named |= set(re.findall(r"`((?:experiments|scripts)/[\w/]+\.py)`(?!\s+at\s)", text))
     named |= {f"experiments/{name.replace('.', '/')}.py" for name in re.findall(r"`experiments\.([a-z][\w.]*)`", text)}
-    in_tables = re.findall(r"^\| `(\w+\.py)` \|", text, re.MULTILINE) if "| script in `experiments/` |" in text else []
-    assert [name for name in in_tables if not any(ROOT.glob(f"experiments/**/{name}"))] == [], page
+    if "| script in `experiments/studies/` |" in text:
+        named |= {f"experiments/studies/{name}" for name in re.findall(r"^\| `(\w+\.py)` \|", text, re.MULTILINE)}
     missing = {name for name in named if not (ROOT / name).exists() and not (ROOT / name[:-3]).is_dir()}
     assert missing == set(), page
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
     assert set(re.findall(r"`make ([\w-]+)", text)) <= targets, page
+
+
+def test_scripts_that_pages_name_at_a_commit_are_in_its_tree() -> None:
+    """As `experiments/studies/NAME.py` at COMMIT: they have measured, and gone."""
+    past = {found for page in PAGES for found in _PAST.findall((ROOT / page).read_text())}
+    assert len(past) > 10
+    if subprocess.run(["git", "rev-parse", "--verify", "HEAD~100"], cwd=ROOT, capture_output=True).returncode:
+        pytest.skip("the repository's history is not here")
+    names = [f"{commit}:{name}" for name, commit in sorted(past)]
+    found = subprocess.run(
+        ["git", "cat-file", "--batch-check"],
+        input="\n".join(names),
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert [line for line in found.stdout.splitlines() if " blob " not in line] == []
 
 
 def test_tables_that_follow_from_the_planner_are_up_to_date() -> None:

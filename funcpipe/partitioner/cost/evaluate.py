@@ -30,7 +30,7 @@ state are read.
 """
 
 _HAND_OVER_S = 0.3
-"""For the successor's polling (every 0.2 s), checksums and threads; `experiments.studies.handover` measures it."""
+"""For the successor's polling (every 0.2 s), checksums and threads; `experiments.paper.hand_over` measures it."""
 
 
 def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Estimate:

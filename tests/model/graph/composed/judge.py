@@ -8,8 +8,7 @@ some of another length, by up to three stages on one or two replicas: functions 
 import random
 import traceback
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -171,22 +170,6 @@ def judge(made: Recipe, seed: int) -> Verdict:
         except Exception:  # noqa: BLE001 - a crash is what is looked for
             return verdict("crash", traceback.format_exc()[-1500:], tracer=tracer)
     return verdict("wrong" if wrong else "equal", wrong or "", tracer=tracer)
-
-
-def simpler(made: Recipe) -> Iterator[Recipe]:
-    """Recipes with one thing less, to find out what a failure needs."""
-    for i in range(len(made.parts)) if len(made.parts) > 1 else ():
-        yield replace(made, parts=made.parts[:i] + made.parts[i + 1 :], skips={}, tied=None)
-    if made.skips:
-        yield replace(made, skips={})
-    if made.tied is not None:
-        yield replace(made, tied=None)
-    if made.output != "tensor":
-        yield replace(made, output="tensor")
-    if len(set(made.lengths)) > 1:
-        yield replace(made, lengths=made.lengths[:1])
-    if made.replicas > 1:
-        yield replace(made, replicas=1)
 
 
 def _train_plainly(model: nn.Module, data: Data) -> None:
