@@ -15,7 +15,7 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, median
@@ -199,7 +199,7 @@ def _repeat(
     cpu_s = 0.0
     for step in range(repeat + 1):
         vector.fill_(float(replica + 1))
-        doer = Synchronisation(channel, way.pattern, replica, lambda put, step=step: f"{step}/{put}")
+        doer = Synchronisation(channel, way.pattern, replica, _key_of(step))
         pieces = gradient_chunks(vector, way.pattern, wire=way.wire, feedback=feedback)
 
         def run_task(task: Task, doer: Synchronisation = doer, pieces: GradientChunks = pieces) -> TaskResult:
@@ -229,6 +229,10 @@ def _repeat(
         if not bool((vector == expected).all()):
             raise AssertionError(f"the sum is {vector.min()} to {vector.max()}, not {expected}")
     return times, time.process_time() - cpu_s
+
+
+def _key_of(step: int) -> Callable[[Task], str]:
+    return lambda put: f"{step}/{put}"
 
 
 def _graph(way: Way, replica: int) -> Graph:
