@@ -1,4 +1,4 @@
-"""Where functions run and objects live."""
+"""Platforms that run functions, and storages that hold objects."""
 
 from funcpipe.core.root_links import require_full_name
 

@@ -1,7 +1,7 @@
 """The allocator of functions: what one tensor leaves must serve the next.
 
 glibc cannot give what one tensor leaves to another of the same size: torch asks for aligned memory, and glibc then
-looks for a larger block. A network of many equal tensors needs 1.7 times the memory that it uses. tcmalloc leaves few
+searches for a larger block. A network of many equal tensors needs 1.7 times the memory that it uses. tcmalloc has few
 such holes (`experiments/studies/allocators.py` at f9edc59e): functions have it where it is installed, and their images
 install it.
 """

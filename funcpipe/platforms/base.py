@@ -19,7 +19,7 @@ OPEN: Gate = nullcontext()
 """The gate that is always open. A gate is held exactly while the body of an object moves."""
 
 DELETE_BATCH = 1000
-"""How many objects one request deletes at most: as many as S3 and OSS take."""
+"""The most objects that one request deletes, as in S3 and OSS."""
 
 
 class Storage(Protocol):
@@ -27,7 +27,7 @@ class Storage(Protocol):
 
     Every method may be called from several threads at once. `gate` is entered when the request's latency is over and
     left when its body has moved, so that requests can wait side by side while bodies pass one at a time; a request that
-    is tried again enters it again. `watches` tells whether `wait` ends as soon as the object comes.
+    is tried again enters it again. `watches` is True if `wait` ends as soon as the object comes.
     """
 
     watches: bool
@@ -84,7 +84,7 @@ class OpenStorage(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invoked:
-    """When a function was invoked: `at_s`, by its monotonic clock, before it has loaded anything.
+    """The time at which a function was invoked: `at_s`, by its monotonic clock, before it has loaded anything.
 
     Its platform ends it `lifetime_s` later, where it says so, and bills it for `init_s` before it: the time to make its
     environment ready, of which it is the first invocation. `meter` counts the storage requests of the invocation, and
@@ -99,20 +99,20 @@ class Invoked:
 
     @property
     def billed_s(self) -> float:
-        """For how long it is billed so far."""
+        """The time for which it is billed so far."""
         return self.init_s + time.monotonic() - self.at_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Handle:
-    """A function that was started: which worker it is, and what the platform calls it."""
+    """A function that was started: its worker, and its identifier on the platform."""
 
     worker: str
     name: str
 
 
 class State(Enum):
-    """Where a function is in its life."""
+    """The state of a function."""
 
     RUNNING = "running"
     DONE = "done"
@@ -120,7 +120,7 @@ class State(Enum):
 
 
 class Cause(Enum):
-    """What ended a function that failed, where the platform can tell. `EXITED`: its process ended itself."""
+    """The cause of a function's failure, where the platform knows it. `EXITED`: its process ended itself."""
 
     OUT_OF_MEMORY = "out of memory"
     TIMED_OUT = "timed out"
@@ -149,17 +149,17 @@ class Platform(Protocol):
 
     @property
     def spec(self) -> PlatformSpec:
-        """What the platform offers."""
+        """The specification of the platform."""
 
     @property
     def url(self) -> str:
-        """What `catalog.open_platform` opens it again by."""
+        """The URL by which `catalog.open_platform` opens it again."""
 
     def check(self, plan: Plan, *, run_s: float | None = None) -> None:
-        """Raise InputError if `plan` cannot be run, as far as that can be told before anything is paid for.
+        """Raise InputError if `plan` cannot be run, as far as that can be known before anything is paid for.
 
-        `run_s` is what the run is expected to take, if that is known: whether functions will hand over, for which they
-        need room beside them.
+        `run_s` is the expected time of the run, if that is known: it decides if functions will hand over, for which
+        they need room beside them.
         """
 
     def invoke(self, worker: Invocation) -> Handle:
@@ -177,14 +177,14 @@ class Platform(Protocol):
     def wrap_key(self, run_key: str) -> str:
         """The text of a run's key, wrapped so that only the platform's own functions can read it.
 
-        It lies in storage for the watchdog of detached runs; empty where the platform tells its watchdog otherwise.
+        It lies in storage for the watchdog of detached runs; empty where the platform gives its watchdog the key.
         """
 
     def unwrap_key(self, wrapped: str) -> str:
         """The inverse of `wrap_key`, in a function. Raises PlatformRefused for what was wrapped elsewhere."""
 
     def logs(self, run: str) -> Iterable[RawLine]:
-        """What the functions of `run` have logged and printed, and what the platform itself noted about them.
+        """Return the lines that the functions of `run` logged and printed, and the platform's own notes about them.
 
         The lines of one function come in order; `core.log_lines.merged` does the rest. Lines of other runs may be among
         them. A run that the platform does not know, or no longer knows, has none.
@@ -192,20 +192,20 @@ class Platform(Protocol):
 
 
 class PlainKeys:
-    """For platforms that tell their functions, and their watchdog if they have one, the keys of runs as they are."""
+    """Keys of runs on platforms that give them to their functions, and to their watchdog, in the clear."""
 
     def wrap_key(self, run_key: str) -> str:
-        """Nothing: a mark in storage tells no key."""
+        """Return nothing: a mark in storage holds no key."""
         return ""
 
     def unwrap_key(self, wrapped: str) -> str:
-        """Refused: nothing is wrapped here."""
+        """Raise PlatformRefused: nothing is wrapped here."""
         raise PlatformRefused("keys of runs are not wrapped on this platform")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageUrls:
-    """Where runs on a deployment keep their objects, as clients reach it and as functions do."""
+    """The URLs of runs' objects on a deployment, for clients and for functions."""
 
     client: str
     functions: str

@@ -88,7 +88,7 @@ def _shipped(name: str) -> PlatformSpec:
 
 
 FIRST_S = 15.0
-"""How long a storage may take to answer for the first time, where it is not known to be there."""
+"""The time that a storage may take to answer first, where it is not known to exist."""
 
 
 def open_storage(
@@ -98,7 +98,7 @@ def open_storage(
 
     Or `oss://bucket/prefix?endpoint=…&region=…`, where `domain=…` may stand for `endpoint`: a custom domain of the
     bucket. Or `redis://host:port/database?prefix=…`, a Valkey or Redis server, and `rediss://` with TLS. Credentials
-    come from the environment, never from the URL. A fragment tells the link that is imposed, see `link.py`.
+    come from the environment, never from the URL. A fragment describes the link that is imposed, see `link.py`.
     Objects of some kinds may lie elsewhere: `default=URL,messages=URL,sums=URL,checkpoints=URL`. A request
     that fails for now is tried again for `retry_s`, and for `first_s` until the storage has answered once, unless it is
     None: then it is known to be there. `meter` counts each try that costs something.
@@ -168,12 +168,12 @@ def _open_redis(url: str, parts: SplitResult, prefix: str) -> Storage:
 
 
 def _no_storage(url: str, parts: SplitResult) -> InvalidValue:
-    shown = without_secrets(url)
-    return InvalidValue("storage", shown, _storage_rule(parts.scheme, shown))
+    printed = without_secrets(url)
+    return InvalidValue("storage", printed, _storage_rule(parts.scheme, printed))
 
 
 def _storage_rule(scheme: str, url: str) -> str:
-    """How the URL of a storage must read, for who has written `url`."""
+    """Return the form that the URL of a storage must have, for a user who has written `url`."""
     match scheme:
         case "oss":
             return "must read oss://BUCKET/PREFIX?endpoint=oss-REGION.aliyuncs.com&region=REGION"
@@ -193,12 +193,12 @@ def _storage_rule(scheme: str, url: str) -> str:
 
 
 def is_ray(platform: str) -> bool:
-    """Whether functions of `platform` are tasks of Ray: `ray`, or a URL such as `ray://auto`."""
+    """Return True if functions of `platform` are tasks of Ray: `ray`, or a URL such as `ray://auto`."""
     return platform.partition("://")[0] == _RAY
 
 
 def is_deployment(platform: str) -> bool:
-    """Whether `platform` is to be what `funcpipe deploy` made, with a storage of its own."""
+    """Return True if `platform` is a deployment by `funcpipe deploy`, with a storage of its own."""
     return platform != LOCAL and not is_ray(platform)
 
 
@@ -231,12 +231,12 @@ def open_platform(url: str, *, meter: RequestMeter | None = None) -> Platform:
 
 
 def open_deployment(url: str, *, meter: RequestMeter | None = None, known: PlatformSpec | None = None) -> Deployment:
-    """What `funcpipe deploy` made: `aws-lambda://NAME?region=…` or `aliyun-fc://NAME?region=…`.
+    """Open a deployment of `funcpipe deploy`: `aws-lambda://NAME?region=…` or `aliyun-fc://NAME?region=…`.
 
     A bare scheme stands for the name funcpipe in the environment's region. An `endpoint` in a URL of Alibaba Cloud
     stands for all its services; for AWS the environment's AWS_ENDPOINT_URL does. A `domain` there is a custom domain of
     the bucket, by which clients reach it. `meter` counts what it asks of its bucket to watch and stop functions.
-    Function Compute does not tell how many functions an account may run at once: `known` may.
+    Function Compute does not report how many functions an account may run at once: `known` may.
     """
     parts, options = url_parts("platform", url if "://" in url else f"{url}://funcpipe")
     match parts.scheme:

@@ -13,11 +13,11 @@ _KIB = 1024
 def peak_memory_bytes() -> int:
     """The most memory that this process has used, in bytes.
 
-    Linux tells it of this process alone (VmHWM). Elsewhere `getrusage` does, which after an `exec` still counts what
+    Linux reports it for this process alone (VmHWM). Elsewhere `getrusage` does, which after an `exec` still counts what
     the process was before; its unit is the byte on macOS and the KiB elsewhere (getrusage(2) of each).
     """
     if _STATUS.exists():
-        return _told_by_linux("VmHWM")
+        return _from_linux("VmHWM")
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * _KIB
 
@@ -25,8 +25,8 @@ def peak_memory_bytes() -> int:
 class PeakMemory:
     """The most memory that this process has used since this was made: environments are used again for other functions.
 
-    Where the system lets nobody reset its figure, that counts once it has grown, and before that the most that was seen
-    at any look.
+    Where the system lets no process reset its figure, that counts once it has grown, and before that the most that was
+    measured.
     """
 
     def __init__(self) -> None:
@@ -41,10 +41,10 @@ class PeakMemory:
         peak = peak_memory_bytes()
         if peak > self._before_bytes or not _STATUS.exists():
             return peak
-        self._seen_bytes = max(self._seen_bytes, _told_by_linux("VmRSS"))
+        self._seen_bytes = max(self._seen_bytes, _from_linux("VmRSS"))
         return self._seen_bytes
 
 
-def _told_by_linux(name: str) -> int:
+def _from_linux(name: str) -> int:
     lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
     return int(lines[name].split()[0]) * _KIB

@@ -1,4 +1,4 @@
-"""How many processors this process may use, on every system."""
+"""The number of processors that this process may use, on every system."""
 
 import os
 import sys

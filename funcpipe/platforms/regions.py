@@ -19,5 +19,5 @@ def region_tables() -> dict[str, RegionTable]:
 
 
 def priced_in(spec: PlatformSpec, region: str | None) -> PlatformSpec:
-    """`spec` with the prices and limits of `region`, as far as they are known; as it is where no region is told."""
+    """Return `spec` with the prices and limits of `region`, as far as they are known; unchanged without a region."""
     return spec if not region else in_region(spec, region, region_tables().get(spec.name))

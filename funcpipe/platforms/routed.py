@@ -1,6 +1,6 @@
 """Several storages as one: each object lies in that of its kind. Wrapped around any back-ends.
 
-The key tells the kind, as `runstate.keys` makes it. Activations, their gradients, scores and norms are messages; what
+The key names the kind, as `runstate.keys` makes it. Activations, their gradients, scores and norms are messages; what
 replicas exchange to sum gradients, and gradients of tied parameters, are sums. All else lies in the default storage:
 
     run-1/g0000-3fa9/messages/s0.r0/00000007/put-activation.s0.r0.m1.k0    messages

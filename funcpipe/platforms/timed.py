@@ -1,4 +1,4 @@
-"""A storage of which the answers are timed: one that makes runs slow is told of, once."""
+"""A storage that times its answers, and warns once if it slows the run down."""
 
 import logging
 import time
@@ -16,11 +16,11 @@ _SLOW_S = 1.0
 
 _SMALL_BYTES = 64 * 1024
 _TIMED, _SLOW = 20, 10
-"""Of the last so many small answers, so many that are slow are not by chance."""
+"""The number of last small answers, and of slow ones among them that are not by chance."""
 
 _REMEMBERED = 64
 _LAG_S = 60.0
-"""An object that is missing so long after it was written has been deleted by somebody."""
+"""The time after its writing after which a missing object has been deleted."""
 
 
 class Timed(StorageWrapper):
@@ -32,7 +32,7 @@ class Timed(StorageWrapper):
         self._clock = clock
         self._slow: deque[float] = deque(maxlen=_TIMED)
         self._written: OrderedDict[str, float] = OrderedDict()
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
         """Write an object; when that was is remembered."""
@@ -73,7 +73,7 @@ class Timed(StorageWrapper):
         self._slow.append(seconds)
         slow = sorted(taken_s for taken_s in tuple(self._slow) if taken_s > _SLOW_S)
         if len(slow) >= _SLOW:
-            self._tell(
+            self._warn(
                 "slow",
                 f"{self._name} answers slowly: {len(slow)} of the last {len(self._slow)} answers with little or no "
                 f"data took longer than {_SLOW_S:g} s, the longest {slow[-1]:.1f} s; each step waits for several",
@@ -82,14 +82,14 @@ class Timed(StorageWrapper):
     def _missed(self, key: str, asked_s: float) -> None:
         written_s = self._written.get(key)
         if written_s is not None and asked_s - written_s <= _LAG_S:
-            self._tell(
+            self._warn(
                 "lag",
                 f"reads of {self._name} lag behind writes: {key} is not found {asked_s - written_s:.1f} s after it was "
                 "written, unless others have deleted it; a run on such a storage is slow, and may end: use one whose "
                 "reads find what was written before",
             )
 
-    def _tell(self, what: str, text: str) -> None:
-        if what not in self._told:
-            self._told.add(what)
+    def _warn(self, what: str, text: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
             _log.warning("%s", text)

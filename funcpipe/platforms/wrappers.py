@@ -19,16 +19,16 @@ from funcpipe.platforms.routed import kind_of
 _log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
-"""What a request returns."""
+"""The result of a request."""
 
 RETRY_S = 120.0
-"""How long a request is tried again, where nobody says."""
+"""The default time for which a request is tried again."""
 
 PAUSES = Backoff(first_s=0.1, most_s=5.0)
 """Between two tries of a request."""
 
 _WORRYING_S = 5.0
-"""How long a storage may fail before people are told."""
+"""The time that a storage may fail before a warning."""
 
 
 class StorageWrapper:
@@ -175,7 +175,7 @@ class Retried(StorageWrapper):
             self._ask(f"delete {len(batch)} objects", functools.partial(self._store.delete_many, batch))
 
     def _holds(self, key: str, data: bytes | memoryview) -> bool:
-        """Whether the object is `data`; it may have been deleted since it was in the way."""
+        """Return True if the object is `data`; it may have been deleted since it was in the way."""
         try:
             return self._store.get(key) == data
         except KeyMissing:

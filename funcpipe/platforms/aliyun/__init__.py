@@ -1,1 +1,1 @@
-"""Alibaba Cloud: functions on Function Compute 3.0, what they need, and how it is set up and taken away."""
+"""Alibaba Cloud: functions on Function Compute 3.0, their resources, and setting these up and removing them."""

@@ -83,7 +83,7 @@ NO_REGION = (
 
 
 class Account:
-    """Who is at work, and where. Credentials are the environment's OSS_ACCESS_KEY_ID and OSS_ACCESS_KEY_SECRET.
+    """An account in one region. Credentials are the environment's OSS_ACCESS_KEY_ID and OSS_ACCESS_KEY_SECRET.
 
     `endpoint`, a URL, stands for every service, for tests.
     """
@@ -122,7 +122,7 @@ class Account:
         return client
 
     def call(self, service: str, action: str, version: str, query: Mapping[str, str]) -> Mapping[str, Any]:
-        """One call of a service whose SDK is not needed for more: its answer."""
+        """Call a service whose SDK is not needed for more, and return its answer."""
         params = Params(
             action=action,
             version=version,
@@ -139,7 +139,7 @@ class Account:
         return answer
 
     def deployed(self, name: str) -> Iterator[Any]:
-        """The functions of a deployment, told by their role: another deployment's name may begin with this one's."""
+        """Return the functions of a deployment, by their role: another deployment's name may begin with this one's."""
         roles, token = roles_of(name, self.region), None
         with explained(f"listing the functions of {name}"):
             while True:
@@ -204,7 +204,7 @@ def code_of(error: DaraException) -> str:
 
 
 def service_error(doing: str, code: str, message: str, *, status: int) -> FuncPipeError:
-    """What an error that a service of Alibaba Cloud has answered with is to funcpipe."""
+    """Return funcpipe's error for one that a service of Alibaba Cloud has answered with."""
     return error_of(_KNOWN, f"{doing}: {code}: {message}", code=code, status=status, remedy=None)
 
 

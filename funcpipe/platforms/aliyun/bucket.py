@@ -27,7 +27,7 @@ class Bucket:
         )
 
     def ensure(self, expiry_days: Mapping[str, int]) -> bool:
-        """Create the bucket and the expiry of its objects unless both exist; whether anything was changed."""
+        """Create the bucket and the expiry of its objects unless both exist; returns True if anything was changed."""
         try:
             changed = False
             if not self.exists():
@@ -58,7 +58,7 @@ class Bucket:
             self._bucket.delete_bucket()
 
     def exists(self) -> bool:
-        """Whether the account has it."""
+        """Return True if the account has it."""
         try:
             self._bucket.get_bucket_info()
         except oss2.exceptions.NoSuchBucket:

@@ -1,4 +1,4 @@
-"""Sets up what runs on Alibaba Cloud need, call by call, and removes it again. Both can be repeated safely."""
+"""Deployments on Alibaba Cloud, set up call by call and removed again. Both can be repeated safely."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping
@@ -47,7 +47,7 @@ _MISSING = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed:
-    """What there is after a deployment."""
+    """The result of a deployment."""
 
     name: str
     region: str
@@ -62,7 +62,7 @@ class Deployed:
         return storage_url(self.bucket, self.region, internal=False)
 
     def keeping_text(self, prices: PlatformSpec) -> str:
-        """What it costs to keep, in words."""
+        """Return the cost of keeping it, in words."""
         note = prices.prices_note()
         return (
             "functions, role and the image in a personal registry cost nothing while nothing runs, a watchdog about "
@@ -72,7 +72,7 @@ class Deployed:
 
 
 class Deployer:
-    """Creates, updates and removes what a deployment consists of. `say` is told what happens."""
+    """Creates, updates and removes the parts of a deployment. `say` is called with messages of progress."""
 
     def __init__(
         self, account: Account, *, say: Callable[[str], None], docker: Docker | None = None, oss: str | None = None
@@ -85,7 +85,7 @@ class Deployer:
         self._oss_of_functions = oss or oss_endpoint(account.region, internal=True)
 
     def deploy(self, shape: Shape, package: Package) -> Deployed:
-        """Create or update what `shape` needs; what is up to date is left alone."""
+        """Create or update the parts of `shape`; what is up to date is left alone."""
         account = self._account
         check_registry(shape.repository, account.region, shape.registry_instance)
         bucket = bucket_name(shape.name, account.number, account.region)
@@ -256,7 +256,7 @@ class Deployer:
                 raise
 
     def _found(self, ask: Callable[[], Any]) -> Any:
-        """An answer; None where there is no such thing."""
+        """Return an answer; None where the thing does not exist."""
         try:
             return ask()
         except DaraException as error:
@@ -266,7 +266,7 @@ class Deployer:
 
 
 def _holds(found: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Whether `found` has every value of `wanted`; it may have more."""
+    """Return True if `found` has every value of `wanted`; it may have more."""
     return all(
         _holds(found.get(key) or {}, value) if isinstance(value, dict) else found.get(key) == value
         for key, value in wanted.items()

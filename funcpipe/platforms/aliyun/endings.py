@@ -1,4 +1,4 @@
-"""How asynchronous tasks of Function Compute ended, from their states and the messages of their errors."""
+"""Endings of asynchronous tasks of Function Compute, from their states and the messages of their errors."""
 
 import re
 from dataclasses import replace
@@ -36,14 +36,14 @@ _ENDINGS = (
     ),
 )
 _USED = re.compile(r"maxMemoryUsage: ([\d.]+) ?MB")
-"""What the service adds to the message: github.com/aliyun/fc-go-sdk/issues/5, github.com/eggjs/egg/issues/4411."""
+"""The service's addition to the message: github.com/aliyun/fc-go-sdk/issues/5, github.com/eggjs/egg/issues/4411."""
 
 _KILLED = re.compile(r"exited unexpectedly\(code 137\b|signal: killed")
 """128 and the number of SIGKILL, as which Linux ends a process that takes too much memory."""
 
 
 def status_of(state: str, message: str, memory_mb: int | None) -> Status:
-    """What a task's state, and its error's message, say of a function of that memory; None if it is not known.
+    """Return the status of a function of that memory by its task's state and its error's message; None if not known.
 
     A process that ended without a word was killed for its memory if it had used all of it.
     """

@@ -57,12 +57,12 @@ class AliyunPlatform:
 
     @property
     def spec(self) -> PlatformSpec:
-        """What the platform offers."""
+        """The specification of the platform."""
         return self._spec
 
     @property
     def url(self) -> str:
-        """What `catalog.open_platform` opens it again by."""
+        """The URL by which `catalog.open_platform` opens it again."""
         return platform_url(self._deployment, self._region, endpoint=self._account.endpoint, domain=self._domain)
 
     @property
@@ -87,7 +87,7 @@ class AliyunPlatform:
         return self._key_wrap.unwrap(wrapped)
 
     def logs(self, run: str) -> Iterator[RawLine]:
-        """What the log service has of the functions of `run`."""
+        """Return the lines that the log service has of the functions of `run`."""
         return read_logs(self._account, self._deployment, run)
 
     def check(self, plan: Plan, *, run_s: float | None = None) -> None:
@@ -127,7 +127,7 @@ class AliyunPlatform:
         asked_s, status = self._known.get(handle, (float("-inf"), Status(state=State.RUNNING)))
         if status.state is State.RUNNING and self._polling.is_due(asked_s):
             self._known[handle] = self._polling.clock(), status
-            self._outages.ask(lambda: self._look(handle))
+            self._outages.ask(lambda: self._poll(handle))
         return self._known[handle][1]
 
     def stop(self, handle: Handle) -> None:
@@ -137,12 +137,12 @@ class AliyunPlatform:
         function, task = handle.name.split("/")
         with explained(f"stopping {handle.name}"):
             self._client.stop_async_task(function, task, models.StopAsyncTaskRequest())
-        late = f"{handle.name} has not ended {STOP_WITHIN_S:g} s after it was told to"
+        late = f"{handle.name} has not ended {STOP_WITHIN_S:g} s after it was asked to"
         self._polling.await_end(lambda: self.status(handle), late)
 
     @cached_property
     def _key_wrap(self) -> KeyWrap:
-        """The deployment's, by its secret: a function's environment has it, and clients ask the service for that."""
+        """The deployment's wrap, by its secret: functions have it in their environment, clients ask for it."""
         if SECRET in os.environ:
             return wrap_of_environment()
         for function in self._account.deployed(self._deployment):
@@ -164,7 +164,7 @@ class AliyunPlatform:
                 if code_of(error) != "AsyncTaskAlreadyExists":  # an answer was lost, and the SDK asked again
                     raise
 
-    def _look(self, handle: Handle) -> None:
+    def _poll(self, handle: Handle) -> None:
         """Ask for the state of a function."""
         function, task = handle.name.split("/")
         with explained(f"asking for the state of {handle.name}"):
@@ -174,7 +174,7 @@ class AliyunPlatform:
         self._known[handle] = self._polling.clock(), status
 
     def _capacities(self, plan: Plan) -> Iterator[Capacity]:
-        """Of each function that has a quota of its own, which it keeps for itself, and of the region for all others."""
+        """Yield the capacity of each function that has a quota of its own, and that of the region for all others."""
         names = [function_name(self._deployment, stage.size) for stage in plan.stages] * plan.replicas
         needed = Counter(names)
         with explained("asking for quotas of functions"):
@@ -214,7 +214,7 @@ class AliyunPlatform:
             raise PlatformRefused(f"{name} could not be updated: {found.last_update_status_reason}; run: {command}")
 
     def _settled(self, function: str) -> Any:
-        """What the service knows of a function, once its image is ready; None where there is none.
+        """Return the service's description of a function, once its image is ready; None where there is none.
 
         A new function is Pending before, which cannot be invoked; one that is being updated runs what it was before
         (help.aliyun.com/en/functioncompute/fc/user-guide/states-of-custom-container-functions, 2026-08).
@@ -233,7 +233,7 @@ class AliyunPlatform:
         return None
 
     def _found(self, function: str) -> Any:
-        """What the service knows of a function; None where there is none."""
+        """Return the service's description of a function; None where there is none."""
         with explained(f"looking at {function}"):
             try:
                 return self._client.get_function(function, models.GetFunctionRequest()).body

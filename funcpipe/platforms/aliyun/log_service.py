@@ -37,7 +37,7 @@ class LogService:
         self._url = f"{protocol}://{host if account.endpoint else self._host}"  # tests' has no subdomains
 
     def ensure(self, store: str, *, days: int) -> bool:
-        """Create the project, a log store that keeps entries for `days`, and its index; whether anything changed."""
+        """Create the project, its log store with entries for `days`, and its index; return True if anything changed."""
         project = {"projectName": self._project, "description": "funcpipe: what functions log"}
         made = self._ensure("/", "/", project)
         kept = {"logstoreName": store, "ttl": days, "shardCount": 1, "autoSplit": False}  # one shard keeps the order
@@ -84,7 +84,7 @@ class LogService:
     def _call(
         self, method: str, path: str, query: Mapping[str, object] | None = None, body: object = None
     ) -> requests.Response | None:
-        """The answer; None where what the path names is not there."""
+        """Return the answer; None where the path names nothing that exists."""
         data = b"" if body is None else json.dumps(body).encode()
         words = {name: str(value) for name, value in (query or {}).items()}
         headers = self._signed(method, path, words, data)
@@ -127,7 +127,7 @@ class LogService:
 
 def _error_of(answer: requests.Response) -> tuple[str, str]:
     try:
-        told: Any = answer.json()
-        return str(told["errorCode"]), str(told["errorMessage"])
+        answered: Any = answer.json()
+        return str(answered["errorCode"]), str(answered["errorMessage"])
     except (ValueError, KeyError, TypeError):
         return str(answer.status_code), answer.reason or "no reason was given"

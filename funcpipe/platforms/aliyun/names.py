@@ -1,24 +1,24 @@
-"""What the parts of a deployment on Alibaba Cloud are called, and where the repository of its image lies."""
+"""Names of the parts of a deployment on Alibaba Cloud, and the repository of its image."""
 
 from funcpipe.errors import InvalidValue
 
 _CLOUD, _PERSONAL, _ENTERPRISE = ".aliyuncs.com", ".personal.cr.aliyuncs.com", ".cr.aliyuncs.com"
 WATCHDOG = "-watchdog"
-"""How the name of the function ends that looks after detached runs."""
+"""The suffix of the name of the function that watches detached runs."""
 
 
 def function_name(deployment: str, size: str) -> str:
-    """The function of a size."""
+    """Return the name of the function of a size."""
     return f"{deployment}-{size.replace('.', '_')}"
 
 
 def watchdog_name(deployment: str) -> str:
-    """The function that looks after detached runs."""
+    """Return the name of the function that watches detached runs."""
     return f"{deployment}{WATCHDOG}"
 
 
 def bucket_name(deployment: str, account: str, region: str) -> str:
-    """The bucket of a deployment; names of buckets are shared by all accounts."""
+    """Return the name of a deployment's bucket; names of buckets are shared by all accounts."""
     return f"{deployment}-{account}-{region}"
 
 
@@ -28,28 +28,28 @@ def role_name(deployment: str, region: str) -> str:
 
 
 def roles_of(deployment: str, region: str) -> tuple[str, ...]:
-    """What the role of a deployment's functions may be called; before 2026-11 it was one for all regions."""
+    """Return the possible names of a deployment's role; before 2026-11 it was one for all regions."""
     return role_name(deployment, region), f"{deployment}-functions"
 
 
 def platform_url(deployment: str, region: str, *, endpoint: str | None = None, domain: str | None = None) -> str:
-    """What `catalog.open_platform` opens a deployment by."""
+    """Return the URL by which `catalog.open_platform` opens a deployment."""
     options = {"endpoint": endpoint, "domain": domain}
     return f"aliyun-fc://{deployment}?region={region}" + "".join(f"&{k}={v}" for k, v in options.items() if v)
 
 
 def storage_url(bucket: str, region: str, *, internal: bool) -> str:
-    """Where runs keep their objects: over the network of the data centre for functions, from outside for clients."""
+    """Return the URL of runs' objects: over the network of the data centre for functions, from outside for clients."""
     return storage_at(bucket, region, oss_endpoint(region, internal=internal))
 
 
 def storage_at(bucket: str, region: str, endpoint: str) -> str:
-    """Where runs keep their objects, by an endpoint of OSS."""
+    """Return the URL of runs' objects by an endpoint of OSS."""
     return f"oss://{bucket}/runs?endpoint={endpoint}&region={region}"
 
 
 def storage_by_domain(bucket: str, region: str, domain: str) -> str:
-    """Where runs keep their objects, by a custom domain of the bucket."""
+    """Return the URL of runs' objects by a custom domain of the bucket."""
     return f"oss://{bucket}/runs?domain={domain}&region={region}"
 
 

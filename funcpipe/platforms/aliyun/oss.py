@@ -11,7 +11,7 @@ import requests
 
 from funcpipe.errors import KeyExists, KeyMissing, StorageBusy, StorageError
 from funcpipe.platforms.base import OPEN, Gate, batches
-from funcpipe.platforms.shared.deletes import told
+from funcpipe.platforms.shared.deletes import raise_errors
 from funcpipe.platforms.shared.http_body import GatedBody, require_one_put
 from funcpipe.platforms.shared.known_errors import remedy_for_credentials
 
@@ -19,14 +19,14 @@ _OUT_OF_RANGE = 416
 _BUSY = {"RequestTimeout", "OperationAborted", "QpsLimitExceeded"}
 
 FORBIDDEN = "PublicEndpointForbidden"
-"""What accounts since 2025-03-20 are told that ask for objects in mainland China by the public endpoint.
+"""The error for accounts since 2025-03-20 that ask for objects in mainland China by the public endpoint.
 
 They may make and remove buckets. alibabacloud.com/help/en/object-storage-service/latest/map-custom-domain-names-1,
 2025-12.
 """
 
 ONE_COPY_BYTES = 2**30
-"""What one copy surely takes; the documentation has the limit for copies between buckets, or for all of them.
+"""The size that one copy surely takes; the documentation has the limit for copies between buckets, or for all of them.
 
 alibabacloud.com/help/en/oss/developer-reference/copyobject, 2025-12, and uploadpartcopy, 2026-09.
 """
@@ -117,7 +117,7 @@ class OssStorage:
             with self._errors_of(batch[0]):
                 answer = self._bucket.batch_delete_objects(wanted)
             left += sorted(set(wanted) - set(answer.deleted_keys))
-        told([StorageBusy(f"{self._name}/{key}: OSS has not deleted it") for key in left], len(keys))
+        raise_errors([StorageBusy(f"{self._name}/{key}: OSS has not deleted it") for key in left], len(keys))
 
     def list(self, prefix: str) -> tuple[str, ...]:
         """The keys that begin with `prefix`, sorted."""
@@ -154,7 +154,7 @@ class OssStorage:
             raise
 
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
-        """Pause for `timeout_s`, or until `cancel` is set: a bucket does not tell what comes."""
+        """Pause for `timeout_s`, or until `cancel` is set: a bucket does not notify."""
         cancel.wait(timeout_s)
 
     def _where(self, key: str) -> str:

@@ -1,4 +1,4 @@
-"""What the log service keeps of a run: its functions' lines, by the instances that they ran in."""
+"""Logs of a run in the log service: its functions' lines, by the instances that they ran in."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -12,7 +12,7 @@ from funcpipe.platforms.aliyun.template import LOG_DAYS
 from funcpipe.platforms.shared.invocations import by_invocation
 
 BEGIN = "FC Invoke Start RequestId: "
-"""With this a custom container says that an invocation begins, by the service's documentation of its log format."""
+"""The line of a custom container at the begin of an invocation, by the service's documentation of its log format."""
 
 _DAY_S = 86_400
 
@@ -33,7 +33,7 @@ def read_logs(account: Account, deployment: str, run: str) -> Iterator[RawLine]:
 
 
 def _stores(account: Account, deployment: str) -> set[tuple[str, str]]:
-    """Where the functions of a deployment log to: usually all to one log store."""
+    """Return the projects and log stores of a deployment's functions: usually one."""
     configs = [function.log_config for function in account.deployed(deployment)]
     found = {(config.project, config.logstore) for config in configs if config and config.project}
     if not found:

@@ -1,4 +1,4 @@
-"""What a deployment on Function Compute consists of, in the terms of its API and of Serverless Devs, its tool."""
+"""The parts of a deployment on Function Compute, in the terms of its API and of Serverless Devs, its tool."""
 
 import json
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ Node = dict[str, Any]
 class Shape:
     """A deployment: its name, the sizes of its functions, the repository of their image (without a tag).
 
-    With a `watchdog`, detached runs are looked after every minute. Functions may read `data`. Objects of runs expire
+    With a `watchdog`, detached runs are watched every minute. Functions may read `data`. Objects of runs expire
     `keep_days` days after they were written. A repository of the Enterprise Edition lies in `registry_instance`.
     """
 
@@ -98,7 +98,7 @@ def shape_of(
 
 
 def container_package(extra: tuple[str, ...] = (), base: str | None = None) -> Package:
-    """What the image is built from, on the image `base`; `extra` are requirements of the user's model."""
+    """Return the package of the image, on the image `base`; `extra` are requirements of the user's model."""
     return make_package(_COMMAND, ("oss2", "alibabacloud_fc20230330"), extra, base)
 
 
@@ -120,7 +120,7 @@ def function_properties(
 
 
 def watchdog_properties(shape: Shape, *, image: str, role: str, logs: Node | str, secret: str) -> Node:
-    """The function that looks after detached runs, as the API takes it: small, without the hook that loads torch."""
+    """Return the function that watches detached runs, as the API takes it: small, without the hook that loads torch."""
     return {
         **_container(shape, image, role, logs, secret),
         "functionName": watchdog_name(shape.name),
@@ -131,7 +131,7 @@ def watchdog_properties(shape: Shape, *, image: str, role: str, logs: Node | str
 
 
 def _container(shape: Shape, image: str, role: str, logs: Node | str, secret: str) -> Node:
-    """What all functions have in common."""
+    """Return the properties that all functions have in common."""
     instance = {} if shape.registry_instance is None else {"acrInstanceId": shape.registry_instance}
     return {
         "runtime": "custom-container",
@@ -147,7 +147,7 @@ def _container(shape: Shape, image: str, role: str, logs: Node | str, secret: st
 
 
 def timer_properties(storage: str, platform: str) -> Node:
-    """What invokes the watchdog every minute, as the tool takes it: `triggerConfig` is no text yet."""
+    """Return the trigger of the watchdog, every minute, as the tool takes it: `triggerConfig` is no text yet."""
     config = {
         "cronExpression": "@every 1m",
         "enable": True,
@@ -157,12 +157,12 @@ def timer_properties(storage: str, platform: str) -> Node:
 
 
 def watchdog_events() -> Node:
-    """How the timer's events are treated: never tried again, as the next one comes soon, and not kept as tasks."""
+    """Return the treatment of the timer's events: never retried, as the next one comes soon, and not kept as tasks."""
     return {"asyncTask": False, "maxAsyncRetryAttempts": 0, "maxAsyncEventAgeInSeconds": 60}
 
 
 def log_properties(project: str) -> Node:
-    """Where functions log to, as the API takes it: lines as they are, without metrics, which are paid apart."""
+    """Return the log settings of functions, as the API takes them: lines alone, as metrics are paid apart."""
     return {
         "project": project,
         "logstore": LOG_STORE,
@@ -173,7 +173,7 @@ def log_properties(project: str) -> Node:
 
 
 def async_properties() -> Node:
-    """How asynchronous events are treated: as tasks that can be watched and stopped, and never tried again."""
+    """Return the treatment of asynchronous events: tasks that can be watched and stopped, and never retried."""
     return {"asyncTask": True, "maxAsyncRetryAttempts": 0, "maxAsyncEventAgeInSeconds": _QUEUED_S}
 
 
@@ -203,13 +203,13 @@ def tool_template(shape: Shape, *, region: str, image: str, role: str, storage: 
 
 
 def trust() -> str:
-    """Who may take the functions' role: Function Compute."""
+    """Return the trust policy of the functions' role: Function Compute may take it."""
     statement = {"Effect": "Allow", "Action": "sts:AssumeRole", "Principal": {"Service": ["fc.aliyuncs.com"]}}
     return json.dumps({"Version": "1", "Statement": [statement]})
 
 
 def rights(shape: Shape, bucket: str, region: str, account: str) -> str:
-    """What functions may do: to their runs' objects, to their deployment's functions; write logs, pull their image.
+    """Return the rights of functions: to their runs' objects and their deployment's functions, to logs and the image.
 
     The log project is called after the bucket. Functions are named one by one, as another deployment's names may begin
     with this one's; below them are their tasks
@@ -245,7 +245,7 @@ def rights(shape: Shape, bucket: str, region: str, account: str) -> str:
 
 
 def _reading(data: DataBucket, account: str) -> list[Mapping[str, object]]:
-    """To read the objects of a bucket of data, and list them."""
+    """Return the rights to read the objects of a bucket of data, and list them."""
     place = f"acs:oss:*:{account}:"
     return [
         {"Effect": "Allow", "Action": ["oss:GetObject"], "Resource": [place + data.objects]},
@@ -259,7 +259,7 @@ def _reading(data: DataBucket, account: str) -> list[Mapping[str, object]]:
 
 
 def _pulling(repository: str, region: str, account: str) -> list[Mapping[str, object]]:
-    """What Function Compute has to do as the role to get an image.
+    """Return the rights that Function Compute needs as the role to get an image.
 
     The actions are those of AliyunFCDefaultRole (alibabacloud.com/help/doc-detail/181589.htm, 2025-01). Tokens are of
     all resources; repositories are named after their instance, in the Personal Edition without one
@@ -278,7 +278,7 @@ def _pulling(repository: str, region: str, account: str) -> list[Mapping[str, ob
 
 
 def expiry_rules(shape: Shape) -> Mapping[str, int]:
-    """After how many days objects expire, by prefix."""
+    """Return the days after which objects expire, by prefix."""
     return {f"{RUNS}/": shape.keep_days}
 
 

@@ -1,1 +1,1 @@
-"""AWS: functions on Lambda, what they need, and how it is set up and taken away."""
+"""AWS: functions on Lambda, their resources, and setting these up and removing them."""

@@ -82,7 +82,7 @@ _THROTTLES = {
     "CallerRateLimitExceeded": "too many requests of this account",
     "ConcurrentSnapshotCreateLimitExceeded": "the account makes too many snapshots of functions",
 }
-"""Why Lambda says TooManyRequestsException: the `Reason` beside it (the type ThrottleReason of Lambda's API)."""
+"""The reasons of a TooManyRequestsException: the `Reason` beside it (the type ThrottleReason of Lambda's API)."""
 
 
 NO_REGION = (
@@ -93,7 +93,7 @@ NO_REGION = (
 
 
 class Account:
-    """Who is at work, and where. Credentials come from where boto3 finds them.
+    """An account in one region. Credentials come from where boto3 finds them.
 
     `endpoint` stands for every service, for tests; requests that fail for now are made again.
     """
@@ -165,7 +165,7 @@ def explained(doing: str) -> Iterator[None]:
 
 
 def advice(text: str) -> str | None:
-    """What to do about a message of AWS, where we know; messages of a stack hold those of other services."""
+    """Return advice about a message of AWS, if known; messages of a stack hold those of other services."""
     low = text.lower()
     if "not authorized to perform" in low or "accessdenied" in low or "access denied" in low:
         return _DENIED

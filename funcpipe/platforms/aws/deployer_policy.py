@@ -1,4 +1,4 @@
-"""The policy of IAM that who deploys, uses and destroys a deployment needs: for its resources, and no others.
+"""The IAM policy for deploying, using and destroying a deployment: its resources, and no others.
 
 CloudFormation acts with the rights of who calls it. What it does to a resource is in the resource's public schema
 (github.com/aws-cloudformation, `handlers`); what only other properties than the template's need is left out.
@@ -14,7 +14,7 @@ _SERVICES = ("lambda.amazonaws.com", "codebuild.amazonaws.com")
 
 
 def deployer_policy(name: str, *, region: str, account: str | None = None, partition: str = "aws") -> Node:
-    """The policy for the deployment `name`; without the number of an `account`, for that of whoever has the policy.
+    """Return the policy for the deployment `name`; without the number of an `account`, for the account that has it.
 
     The `partition` is that of the region, `aws-cn` or `aws-us-gov` in China and for the government.
     """

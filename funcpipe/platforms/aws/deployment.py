@@ -1,4 +1,4 @@
-"""Sets up what runs on AWS need, as one CloudFormation stack, and removes it again. Both can be repeated safely."""
+"""Deployments on AWS, set up as one CloudFormation stack and removed again. Both can be repeated safely."""
 
 import json
 import time
@@ -37,7 +37,7 @@ def _ignore(text: str) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Deployed:
-    """What there is after a deployment, and what it costs to keep while nothing runs."""
+    """The result of a deployment, and the cost of keeping it while nothing runs."""
 
     name: str
     region: str
@@ -54,7 +54,7 @@ class Deployed:
         return image_usd + (watchdog_usd_month(prices) if self.watchdog else 0.0)
 
     def keeping_text(self, prices: PlatformSpec) -> str:
-        """What it costs to keep, in words."""
+        """Return the cost of keeping it, in words."""
         watchdog = f", ${watchdog_usd_month(prices):.2f} of it for the watchdog" if self.watchdog else ""
         there = f", at the prices of {_KEPT_IN}," if prices.region != _KEPT_IN else ","
         return (
@@ -73,7 +73,7 @@ def watchdog_usd_month(prices: PlatformSpec) -> float:
 
 
 class Deployer:
-    """Creates, updates and removes a deployment's stack. `say` is told what happens; `docker` builds images."""
+    """Creates, updates and removes a deployment's stack. `say` is called with messages; `docker` builds images."""
 
     def __init__(
         self,
@@ -140,7 +140,7 @@ class Deployer:
                     yield f"{moment} {event['logStreamName'][-8:]} {event['message'].rstrip()}"
 
     def _check_account(self, shape: Shape) -> None:
-        """Say what the account has too little of, before anything is made; raise PlatformRefused if it cannot build."""
+        """Report quotas that are too small, before anything is made; raise PlatformRefused if no build can run."""
         with explained("asking for the account's concurrency"):
             limits = self._account.client("lambda").get_account_settings()["AccountLimit"]
         for notice in notices(limits["ConcurrentExecutions"], shape.memory_mb, self._account.region):
@@ -152,7 +152,7 @@ class Deployer:
             )
 
     def _builds(self) -> float:
-        """How many builds may run at once; infinity where Service Quotas does not know."""
+        """Return the number of builds that may run at once; infinity where Service Quotas does not know."""
         quotas = self._account.client("service-quotas")
         with explained("asking how many builds may run"):
             try:
@@ -196,7 +196,7 @@ class Deployer:
         return stack
 
     def _is(self, stack: Stack, text: str, image: str) -> bool:
-        """Whether the stack is already as it should be."""
+        """Return True if the stack is already as it should be."""
         given = {item["ParameterKey"]: item["ParameterValue"] for item in stack.get("Parameters", ())}
         if stack["StackStatus"] not in _GOOD or given.get(IMAGE_PARAMETER) != image:
             return False
@@ -205,7 +205,7 @@ class Deployer:
         return bool((json.loads(body) if isinstance(body, str) else body) == json.loads(text))
 
     def _failure(self, name: str, began_s: float) -> PlatformError | PlatformRefused:
-        """Why the last change failed: the first resource that did, since the others only follow it."""
+        """Return the error of the last change: of the first resource that failed, since the others only follow it."""
         with explained(f"asking why the stack {name} failed"):
             pages = self._stacks.get_paginator("describe_stack_events").paginate(StackName=name)
             events = [event for page in pages for event in page["StackEvents"]]

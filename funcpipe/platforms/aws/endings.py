@@ -1,4 +1,4 @@
-"""How invocations ended, from what Lambda leaves: report events in the logs, records of failures in the bucket."""
+"""Endings of invocations, from what Lambda leaves: report events in the logs, records of failures in the bucket."""
 
 import json
 import re
@@ -39,7 +39,7 @@ _ENDINGS = (
 
 
 def of_report(message: str) -> tuple[str, Status] | None:
-    """The invocation that a log event reports, and how it ended; None for events of other kinds.
+    """Return the invocation that a log event reports, and its status; None for events of other kinds.
 
     In JSON, the report of Lambda has a `status`, and an `errorType` where the runtime did not end well.
     """
@@ -70,7 +70,7 @@ def _of_record(record: dict[str, Any]) -> Status:
 
 
 def of_failure(text: str) -> tuple[str, Status]:
-    """The invocation that Lambda's record of a failure is about, and what happened to it."""
+    """Return the invocation that Lambda's record of a failure is about, and its status."""
     record = json.loads(text)
     about, answer = record["requestContext"], record.get("responsePayload") or {}
     message = str(answer.get("errorMessage", ""))
@@ -83,7 +83,7 @@ def of_failure(text: str) -> tuple[str, Status]:
 
 
 def _cause(kind: str, message: str = "") -> Cause:
-    """What ended a function, by the type and the message of its error."""
+    """Return the cause of a function's end, by the type and the message of its error."""
     found = (one.cause for one in _ENDINGS for text in (kind, message) if re.search(one.text, text))
     return next(found, Cause.CRASHED)
 

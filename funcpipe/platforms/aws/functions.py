@@ -32,7 +32,7 @@ from funcpipe.platforms.shared.key_wrap import SECRET, KeyWrap, wrap_of_environm
 from funcpipe.platforms.shared.polling import STOP_WITHIN_S, OutageTolerance, Polling, payload_of
 
 POLLING = Polling(every_s=3.0)
-"""Pause between two looks at logs and records: a listing, $0.006 an hour, and a search that is free."""
+"""Pause between two polls of logs and records: a listing, $0.006 an hour, and a search that is free."""
 
 _SKEW_S = 120  # how far the clocks of this machine and of AWS may differ
 _DEPLOY = "`funcpipe deploy aws --sizes …` makes them"
@@ -42,7 +42,7 @@ _RUNNING = Status(state=State.RUNNING)
 class AwsPlatform:
     """Runs the functions that `funcpipe deploy aws --name DEPLOYMENT` made.
 
-    A function cannot be ended from outside: `stop` leaves an object that it looks for.
+    A function cannot be ended from outside: `stop` leaves an object that it polls for.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class AwsPlatform:
         polling: Polling = POLLING,
         meter: RequestMeter | None = None,
     ) -> None:
-        """`meter` counts what this asks of the bucket."""
+        """Count the requests to the bucket in `meter`."""
         self._spec = spec
         self._meter = meter or RequestMeter()
         self._account, self._region = account, account.region
@@ -72,12 +72,12 @@ class AwsPlatform:
 
     @property
     def spec(self) -> PlatformSpec:
-        """What the platform offers."""
+        """The specification of the platform."""
         return self._spec
 
     @property
     def url(self) -> str:
-        """What `catalog.open_platform` opens it again by."""
+        """The URL by which `catalog.open_platform` opens it again."""
         return f"aws-lambda://{self._deployment}?region={self._region}"
 
     @property
@@ -98,7 +98,7 @@ class AwsPlatform:
         return self._key_wrap.unwrap(wrapped)
 
     def logs(self, run: str) -> Iterator[RawLine]:
-        """What the deployment's log group has of the functions of `run`."""
+        """Return the lines of the functions of `run` in the deployment's log group."""
         with explained(f"reading the logs of {run}"):
             yield from read_logs(self._logs, log_group(self._deployment), run)
 
@@ -139,11 +139,11 @@ class AwsPlatform:
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """The function's state, at most `polling.every_s` old, or the last that AWS told if it does not answer."""
+        """Return the function's state, at most `polling.every_s` old, or the last known one if AWS does not answer."""
         request = handle.name.split("/")[1]
         if request not in self._ended:
             self._open[handle] = None
-            self._outages.ask(self._look)
+            self._outages.ask(self._poll)
         return self._ended.get(request, _RUNNING)
 
     def stop(self, handle: Handle) -> None:
@@ -155,7 +155,7 @@ class AwsPlatform:
             self._objects.put_object(Bucket=self._bucket, Key=key, Body=b"")
             self._meter.add(RequestCounts(puts=1))
         late = (
-            f"{handle.name} has not ended {STOP_WITHIN_S:g} s after it was told to; it is paid for until its "
+            f"{handle.name} has not ended {STOP_WITHIN_S:g} s after it was asked to; it is paid for until its "
             f"time is over, {self._spec.lifetime_s or 0:g} s after its start"
         )
         self._polling.await_end(lambda: self.status(handle), late)
@@ -164,7 +164,7 @@ class AwsPlatform:
 
     @cached_property
     def _key_wrap(self) -> KeyWrap:
-        """The deployment's, by its secret: a function's environment has it, and clients ask Lambda for that."""
+        """The deployment's wrap, by its secret: functions have it in their environment, clients ask Lambda for it."""
         if SECRET in os.environ:
             return wrap_of_environment()
         for size in self._spec.sizes:
@@ -190,7 +190,7 @@ class AwsPlatform:
         check_processors(plan.platform, found.get("Architectures", [ARCHITECTURE])[0], functions=f"{name} has")
 
     def _capacities(self, plan: Plan) -> Iterator[Capacity]:
-        """Of each function that has reserved concurrency, and of the account for all others."""
+        """Yield the capacity of each function that has reserved concurrency, and that of the account for all others."""
         names = [function_name(self._deployment, stage.memory_mb) for stage in plan.stages] * plan.replicas
         needed = Counter(names)
         with explained("asking for the account's concurrency"):
@@ -210,15 +210,15 @@ class AwsPlatform:
             wake(self._lambda, names, self._polling, remedy=remedy)
 
     def _configuration(self, function: str) -> Any:
-        """What Lambda knows of a function; None where there is none."""
+        """Return Lambda's configuration of a function; None where there is none."""
         with explained(f"looking at {function}"):
             try:
                 return self._lambda.get_function_configuration(FunctionName=function)
             except self._lambda.exceptions.ResourceNotFoundException:
                 return None
 
-    def _look(self) -> None:
-        """Read what has come since the oldest function that is not known to have ended, but not too often."""
+    def _poll(self) -> None:
+        """Read the logs and records since the oldest function that is not known to have ended, but not too often."""
         if not self._polling.is_due(self._looked_s):
             return
         self._looked_s = self._polling.clock()

@@ -17,7 +17,7 @@ _POLL_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workshop:
-    """Where an image is made and kept: outputs of a deployment's stack, whose `name` is also the build project's."""
+    """The place of an image: outputs of a deployment's stack, whose `name` is also the build project's."""
 
     name: str
     bucket: str
@@ -25,7 +25,7 @@ class Workshop:
 
 
 def lambda_package(extra: Sequence[str] = (), base: str | None = None) -> Package:
-    """What the image is built from, on the image `base`; `extra` are requirements of the user's model."""
+    """Return the package of the image, on the image `base`; `extra` are requirements of the user's model."""
     return make_package(_COMMAND, ("boto3", "awslambdaric"), extra, base)
 
 
@@ -52,7 +52,7 @@ def ensure_image(
 
 
 def image_bytes(account: Account, shop: Workshop, tag: str) -> int | None:
-    """How many bytes the repository keeps of the image with `tag`; None if it has none."""
+    """Return the bytes that the repository keeps of the image with `tag`; None if it has none."""
     registry = account.client("ecr")
     name = shop.repository.partition("/")[2]
     with explained(f"looking for the image {tag}"):

@@ -22,7 +22,7 @@ class Quota:
     name: str
 
     def request(self, wanted: int, region: str) -> str:
-        """What to do to have more of it."""
+        """Return the advice to raise it."""
         return (
             f"request {wanted} of the quota '{self.name}': aws service-quotas request-service-quota-increase "
             f"--service-code {self.service} --quota-code {self.code} --desired-value {wanted} --region {region}"
@@ -34,7 +34,7 @@ BUILDS = Quota(service="codebuild", code="L-2DC20C30", name="Concurrently runnin
 
 
 def account_capacity(needed: int, unreserved: int, region: str) -> Capacity:
-    """Of the functions that share what no function of the account has reserved."""
+    """Return the capacity of the functions that share what no function of the account has reserved."""
     return Capacity(
         needed=needed,
         allowed=unreserved,
@@ -45,7 +45,7 @@ def account_capacity(needed: int, unreserved: int, region: str) -> Capacity:
 
 
 def reserved_capacity(name: str, needed: int, reserved: int, region: str) -> Capacity:
-    """Of a function that runs as often as is reserved for it, and no more often."""
+    """Return the capacity of a function with reserved concurrency."""
     return Capacity(
         needed=needed,
         allowed=reserved,
@@ -58,7 +58,7 @@ def reserved_capacity(name: str, needed: int, reserved: int, region: str) -> Cap
 
 
 def notices(functions: int, memory_mb: tuple[int, ...], region: str) -> Iterator[str]:
-    """What may not go, of functions of these sizes, in an account that may run so many at once."""
+    """Yield warnings about functions of these sizes in an account that may run so many at once."""
     if functions >= _USUAL_FUNCTIONS:
         return
     yield (

@@ -19,7 +19,7 @@ PUSH = (
     "ecr:PutImage",
     "ecr:BatchGetImage",
 )
-"""What docker does to push an image (docs.aws.amazon.com/AmazonECR/latest/userguide/image-push-iam.html, 2026-11)."""
+"""The rights to push an image (docs.aws.amazon.com/AmazonECR/latest/userguide/image-push-iam.html, 2026-11)."""
 
 ARCHITECTURE = "x86_64"
 """The processors of all functions, which their image is built for."""
@@ -72,7 +72,7 @@ def objects(prefix: str) -> Node:
 
 
 def reading(bucket: DataBucket) -> Rights:
-    """To read the objects of a bucket of data, and list them."""
+    """Return the rights to read the objects of a bucket of data, and list them."""
     arn = "arn:${AWS::Partition}:s3:::"
     listing = (["s3:ListBucket"], {"Fn::Sub": arn + bucket.name}, {"StringLike": {"s3:prefix": [bucket.below]}})
     return [(["s3:GetObject"], {"Fn::Sub": arn + bucket.objects}), listing]
@@ -81,7 +81,7 @@ def reading(bucket: DataBucket) -> Rights:
 def function(name: str, memory_mb: int, timeout_s: int, *, role: str, environment: Node) -> Node:
     """A function, which is there as soon as the parameter ImageUri names its image.
 
-    Functions hand over to functions, in chains that Lambda drops after about 16 unless told that they are wanted
+    Functions hand over to functions, in chains that Lambda drops after about 16 unless it is configured to allow them
     (docs.aws.amazon.com/lambda/latest/dg/invocation-recursion.html, 2026-11).
     """
     return {
@@ -103,7 +103,7 @@ def function(name: str, memory_mb: int, timeout_s: int, *, role: str, environmen
 
 
 def invocation(function: str, queued_s: int) -> Node:
-    """How Lambda treats events: no retries, which would train a step twice, and a record of those that failed.
+    """Return the settings of events: no retries, which would train a step twice, and a record of those that failed.
 
     An event that Lambda could not start within `queued_s` is given up and recorded as a failure.
     """

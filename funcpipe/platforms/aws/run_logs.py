@@ -1,4 +1,4 @@
-"""What CloudWatch keeps of a run: its functions' lines, and what Lambda says of them."""
+"""Logs of a run in CloudWatch: its functions' lines, and Lambda's lines about them."""
 
 import json
 from collections.abc import Iterator
@@ -8,7 +8,7 @@ from funcpipe.core.log_lines import RawLine
 from funcpipe.platforms.shared.invocations import by_invocation
 
 _STREAMS_AT_ONCE = 100  # FilterLogEvents takes no more names
-_BEFORE_MS = 15 * 60 * 1000  # a function may have printed for its whole life before it first logs
+_BEFORE_MS = 15 * 60 * 1000  # a function may have printed all the time before it first logs
 
 
 def read_logs(logs: Any, group: str, run: str) -> Iterator[RawLine]:
@@ -38,7 +38,7 @@ def _events(logs: Any, group: str, **wanted: object) -> Iterator[dict[str, Any]]
 
 
 def _begins(text: str) -> bool:
-    """Whether Lambda says by this that an invocation begins (platform.start in its reference of log events)."""
+    """Return True if Lambda reports the begin of an invocation (platform.start in its reference of log events)."""
     if '"platform.start"' not in text:
         return False
     try:

@@ -20,7 +20,7 @@ from botocore.exceptions import (
 from funcpipe.core import logs
 from funcpipe.errors import InvalidValue, KeyExists, KeyMissing, PlatformRefused, StorageBusy, StorageError
 from funcpipe.platforms.base import OPEN, Gate, batches
-from funcpipe.platforms.shared.deletes import told
+from funcpipe.platforms.shared.deletes import raise_errors
 from funcpipe.platforms.shared.http_body import GatedBody, require_one_put
 from funcpipe.platforms.shared.known_errors import remedy_for_credentials
 
@@ -122,7 +122,7 @@ class S3Storage:
             with self._errors_of(batch[0]):
                 answer = self._client.delete_objects(Bucket=self._bucket, Delete={"Objects": objects, "Quiet": True})
             errors += [self._undeleted(**error) for error in answer.get("Errors", ())]
-        told(errors, len(keys))
+        raise_errors(errors, len(keys))
 
     def list(self, prefix: str) -> tuple[str, ...]:
         """The keys that begin with `prefix`, sorted; in a directory bucket, its whole folder is asked for."""
@@ -145,7 +145,7 @@ class S3Storage:
             self._client.copy_object(**place, CopySource=place, MetadataDirective="REPLACE")
 
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
-        """Pause for `timeout_s`, or until `cancel` is set: a bucket does not tell what comes."""
+        """Pause for `timeout_s`, or until `cancel` is set: a bucket does not notify."""
         cancel.wait(timeout_s)
 
     def _where(self, key: str) -> str:
@@ -168,7 +168,7 @@ class S3Storage:
             raise StorageError(f"{self._where(key)}: {error}") from error
 
     def _undeleted(self, *, Key: str, Code: str, Message: str = "", **_: str) -> StorageError:
-        """Why one object of a batch was not deleted; the words are those of the answer."""
+        """Return the reason why one object of a batch was not deleted; the words are those of the answer."""
         passing = Code in _BUSY or Code in _SERVER_ERRORS
         return (StorageBusy if passing else StorageError)(f"s3://{self._bucket}/{Key}: {Code}: {Message}")
 

@@ -27,7 +27,7 @@ LEAST_MEMORY_MB, MOST_MEMORY_MB = 128, 10_240
 LIFETIME_S = 900
 SOURCES = "sources"
 FAILURES = "aws/lambda/async"
-"""Where Lambda puts its record of an asynchronous invocation that failed."""
+"""The prefix of Lambda's records of asynchronous invocations that failed."""
 
 _ENVIRONMENT = {"FUNCPIPE_CONTROL": {"Fn::Sub": "s3://${Bucket}"}, SECRET: {"Ref": SECRET_PARAMETER}}
 _QUEUED_S = 120
@@ -39,9 +39,9 @@ _EXPIRY_DAYS = {f"{FAILURES}/": 7, "stops/": 1, f"{SOURCES}/": 1}  # and those o
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shape:
-    """What a deployment consists of: its name, which is the stack's, and a function of each memory size.
+    """The shape of a deployment: its name, which is the stack's, and a function of each memory size.
 
-    With a `watchdog`, detached runs are looked after every minute. Functions that train may read `data`. Objects of
+    With a `watchdog`, detached runs are watched every minute. Functions that train may read `data`. Objects of
     runs expire `keep_days` days after they were written.
     """
 
@@ -71,12 +71,12 @@ def check_name(deployment: str) -> None:
 
 
 def bucket_in(account: str, region: str, *, deployment: str) -> str:
-    """What the bucket of a deployment is called."""
+    """Return the name of a deployment's bucket."""
     return f"{deployment}-{account}-{region}"
 
 
 def function_name(deployment: str, memory_mb: int) -> str:
-    """What the function of a size is called."""
+    """Return the name of the function of a size."""
     return f"{deployment}-{memory_mb}"
 
 
@@ -134,7 +134,7 @@ def _bucket(shape: Shape) -> Node:
             "Status": "Enabled",
             "Prefix": prefix,
             "ExpirationInDays": days,
-            "NoncurrentVersionExpiration": {"NoncurrentDays": 1},  # should anybody have the bucket keep versions
+            "NoncurrentVersionExpiration": {"NoncurrentDays": 1},  # if versioning is switched on
             "AbortIncompleteMultipartUpload": {"DaysAfterInitiation": 1},
         }
         for prefix, days in ({f"{RUNS}/": shape.keep_days} | _EXPIRY_DAYS).items()
@@ -183,7 +183,7 @@ def _repository(shape: Shape) -> Node:
 
 
 def _function_rights(shape: Shape) -> Rights:
-    """What a function may do: to its runs' objects, to its deployment's functions and logs.
+    """Return the rights of a function: to its runs' objects, to its deployment's functions and logs.
 
     Listing is for the whole bucket: without it, S3 answers 403 rather than 404 for an object that is not there yet.
     """
@@ -198,7 +198,7 @@ def _function_rights(shape: Shape) -> Rights:
 
 
 def _watchdog_rights(shape: Shape) -> Rights:
-    """What a watchdog may do: read runs, start their functions and note that, stop these, and take marks away."""
+    """Return the rights of a watchdog: read runs, start their functions and note that, stop these, and delete marks."""
     return [
         (["s3:GetObject", "s3:PutObject"], [objects(RUNS), objects("stops"), objects(FAILURES)]),
         (["s3:DeleteObject"], [objects(f"{RUNS}/{MARKS.strip('/')}"), objects("stops")]),

@@ -1,4 +1,4 @@
-"""Functions that nobody has invoked for weeks: Lambda has let their image go, and makes it anew when one is invoked.
+"""Waking of functions that were idle for weeks: Lambda has dropped their image, and makes it anew on invocation.
 
 Such a function is Inactive. The invocation that wakes it is rejected; it is Pending until its image is there again,
 then Active; if that fails, it is Inactive again, or Failed (docs.aws.amazon.com/lambda/latest/dg/images-create.html and

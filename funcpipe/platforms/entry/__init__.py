@@ -1,1 +1,1 @@
-"""Where functions begin: one module for each runtime, and what all of them do."""
+"""Entry points of functions: one module for each runtime, and their common part."""

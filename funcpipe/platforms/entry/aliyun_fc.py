@@ -1,7 +1,7 @@
 """The function's entry on Alibaba Function Compute: the HTTP server of a custom container, `python -m` this module.
 
 Function Compute posts to `/initialize` once for each instance, where the function has an Initializer hook, and to
-`/invoke` for each event; 200 tells success, 404 failure, in the status and in the header `x-fc-status`. No header tells
+`/invoke` for each event; 200 is success, 404 failure, in the status and in the header `x-fc-status`. No header says
 when the service will end an event (https://www.alibabacloud.com/help/en/functioncompute/fc/context-and-log-format-1,
 November 2026), so its age counts from its arrival.
 """
@@ -64,7 +64,7 @@ class Handler(BaseHTTPRequestHandler):
             self._answer(_FAILED, {"errorMessage": failure, "errorType": WorkerFailed.__name__})
 
     def _take_credentials(self) -> None:
-        """Put the role's temporary credentials, which come with each event, where storage looks for them."""
+        """Put the role's temporary credentials, which come with each event, where storage reads them."""
         for header, name in _CREDENTIALS.items():
             if value := self.headers.get(header):
                 os.environ[name] = value
@@ -83,7 +83,7 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def _run(payload: str, invoked: Invoked) -> str | None:
-    """Run a worker; what is wrong if it failed."""
+    """Run a worker; returns the error if it failed."""
     try:
         entry.run(unwrap_payload(payload), invoked)
     except WorkerFailed as error:
@@ -92,7 +92,7 @@ def _run(payload: str, invoked: Invoked) -> str | None:
 
 
 def _payload(event: str) -> str:
-    """What the function is told: the event, or what the event of a timer carries."""
+    """Return the payload: the event, or the one that a timer's event carries."""
     try:
         value = json.loads(event)
     except ValueError:

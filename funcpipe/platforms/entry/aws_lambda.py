@@ -17,12 +17,12 @@ _INIT = entry.InitTime(entry.process_age_s())  # Lambda bills it since August 20
 
 
 class Context(Protocol):
-    """What the runtime client tells of an invocation."""
+    """The runtime client's information about an invocation."""
 
     aws_request_id: str
 
     def get_remaining_time_in_millis(self) -> int:
-        """How long it is until Lambda ends the invocation."""
+        """Return the milliseconds until Lambda ends the invocation."""
 
 
 def handler(event: dict[str, Any], context: Context) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""A function's work, as every platform's entry does it: run the payload, and end early when told to."""
+"""A function's work, as every platform's entry does it: run the payload, and end early on request."""
 
 import functools
 import gc
@@ -19,20 +19,20 @@ from funcpipe.platforms.catalog import open_platform, open_storage
 _log = logging.getLogger(__name__)
 
 STOP_POLL_S = 5.0
-"""Pause between two looks whether the function is to stop: in 900 s 180 requests, 0.2 % of a 2 GB function's price."""
+"""Pause between two polls for a stop request: in 900 s 180 requests, 0.2 % of a 2 GB function's price."""
 
 STOP_RETRIES = Backoff(first_s=STOP_POLL_S, most_s=30.0)
-"""How much longer the pauses are while the storage does not answer."""
+"""Longer pauses while the storage does not answer."""
 
 STOPPED = 77
-"""The exit code of a function that was told to stop."""
+"""The exit code of a function that was asked to stop."""
 
 _STAT = Path("/proc/self/stat")
 _START_TIME = 22 - 3  # of the fields after the process's name
 
 
 class InitTime:
-    """How long an environment took to be made ready, which its platform bills with its first invocation."""
+    """The time to make an environment ready, which its platform bills with its first invocation."""
 
     def __init__(self, seconds: float = 0.0) -> None:
         self._seconds = seconds
@@ -48,7 +48,7 @@ class InitTime:
 
 
 def process_age_s() -> float:
-    """Seconds since this process began; 0 where the system does not tell (Linux does, to a hundredth: proc(5))."""
+    """Seconds since this process began; 0 where the system does not report it (Linux does, to a hundredth: proc(5))."""
     if not _STAT.exists():
         return 0.0
     began_ticks = int(_STAT.read_text().rpartition(")")[2].split()[_START_TIME])
@@ -80,9 +80,9 @@ def run(payload: str, invoked: Invoked) -> None:
 
 
 def let_go() -> None:
-    """Give back to the system what no object holds any more: an invocation is over, its environment awaits the next.
+    """Free what no object holds any more: an invocation is over, its environment awaits the next.
 
-    Whoever calls this holds nothing of the invocation: a client of a cloud is a circle of objects of some 10 MB, which
+    The caller holds nothing of the invocation: a client of a cloud is a circle of objects of some 10 MB, which
     only the collector takes apart.
     """
     gc.collect()
@@ -90,7 +90,7 @@ def let_go() -> None:
 
 
 def stop_key(invocation: str) -> str:
-    """The object whose existence tells an invocation to stop."""
+    """Return the key of the object whose existence asks an invocation to stop."""
     return f"stops/{invocation}"
 
 
@@ -111,7 +111,7 @@ class StopWatch:
         pause: Callable[[float], bool] | None = None,
         end: Callable[[int], object] = os._exit,
     ) -> None:
-        """`pause` waits for some seconds, and tells whether the context has ended meanwhile."""
+        """`pause` waits for some seconds, and returns True if the context has ended meanwhile."""
         self._storage = storage
         self._key = stop_key(invocation)
         self._poll_s = poll_s
@@ -132,7 +132,7 @@ class StopWatch:
         self._thread.join()
 
     def join(self) -> None:
-        """Return when the watch has told the process to end."""
+        """Return when the watch has asked the process to end."""
         self._thread.join()
 
     def _watch(self) -> None:
@@ -148,7 +148,7 @@ class StopWatch:
                 pause_s += self._retries.pause_s(failures)
                 _log.warning("cannot ask whether this function is to stop, asks again in %.0f s: %s", pause_s, error)
             else:
-                _log.warning("the client has told this function to stop")
+                _log.warning("the client has asked this function to stop")
                 self._end(STOPPED)
                 return
             if self._pause(pause_s):

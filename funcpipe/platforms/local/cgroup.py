@@ -32,11 +32,11 @@ class Group(ABC):
 
     @abstractmethod
     def kills(self) -> int:
-        """How many processes were killed as the memory was used up."""
+        """Return the number of processes that were killed as the memory was used up."""
 
     @abstractmethod
     def peak_bytes(self) -> int:
-        """The most memory that the processes of the group have used together, 0 where the system does not tell."""
+        """Return the most memory that the group's processes used together, 0 where the system does not report it."""
 
     def join(self) -> None:
         """Move this process into the group, and those that it will start."""
@@ -51,7 +51,7 @@ class Group(ABC):
                     os.kill(int(pid), signal.SIGKILL)
 
     def remove(self) -> bool:
-        """Remove the group; whether it could be, as no process is left in it."""
+        """Remove the group; returns False if a process is left in it."""
         for folder in self._folders:
             with suppress(OSError):
                 folder.rmdir()
@@ -81,7 +81,7 @@ class GroupV1(Group):
             (self._cpu / "cpu.cfs_quota_us").write_text(str(round(vcpu * PERIOD_US)))
 
     def kills(self) -> int:
-        """How many processes were killed as the memory was used up."""
+        """Return the number of processes that were killed as the memory was used up."""
         return 0 if self._memory is None else _count(self._memory / "memory.oom_control", "oom_kill")
 
     def peak_bytes(self) -> int:
@@ -108,16 +108,16 @@ class GroupV2(Group):
         (self._folder / "cpu.max").write_text(f"{round(vcpu * PERIOD_US)} {PERIOD_US}")
 
     def kills(self) -> int:
-        """How many processes were killed as the memory was used up."""
+        """Return the number of processes that were killed as the memory was used up."""
         return _count(self._folder / "memory.events", "oom_kill")
 
     def peak_bytes(self) -> int:
-        """The most memory that the processes of the group have used together; Linux tells since 5.19."""
+        """Return the most memory that the processes of the group have used together; Linux reports it since 5.19."""
         return int(_read(self._folder / "memory.peak") or 0)
 
 
 class Groups:
-    """Where this process may make control groups, by what they limit. Groups that dead processes left are removed."""
+    """The limits for which this process may make control groups. Groups that dead processes left are removed."""
 
     def __init__(self, mounts: str | None = None, own: str | None = None) -> None:
         places = _places(
@@ -134,12 +134,12 @@ class Groups:
 
     @property
     def memory(self) -> bool:
-        """Whether memory can be limited."""
+        """True if memory can be limited."""
         return self._memory is not None or self._unified is not None
 
     @property
     def cpu(self) -> bool:
-        """Whether shares of processors can be limited."""
+        """True if shares of processors can be limited."""
         return self._cpu is not None or self._unified is not None
 
     def make(self) -> Group:

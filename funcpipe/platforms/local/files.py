@@ -19,7 +19,7 @@ from funcpipe.platforms.shared.deletes import delete_each
 
 _log = logging.getLogger(__name__)
 _UNFINISHED = ".unfinished"
-_LOOK_S = 0.01  # between two looks for an object, where the system does not tell of it
+_POLL_S = 0.01  # between two polls for an object, where the system does not notify
 
 _LASTING = frozenset(
     {
@@ -62,7 +62,7 @@ class FileStorage:
         with self._errors_of("write", path), self._unfinished_file() as (unfinished, file):
             with gate:
                 _write_all(file.fileno(), memoryview(data).cast("B"))
-            file.close()  # which may tell that not all could be written
+            file.close()  # which may report that not all could be written
             try:
                 self._move(unfinished, path, replace=not if_absent)
             except FileExistsError:
@@ -127,8 +127,8 @@ class FileStorage:
                 return
         except OSError as error:
             self.watches = False
-            _log.warning("folders are looked at every %g s instead of watched: %s", _LOOK_S, error)
-        cancel.wait(min(timeout_s, _LOOK_S))
+            _log.warning("folders are polled every %g s instead of watched: %s", _POLL_S, error)
+        cancel.wait(min(timeout_s, _POLL_S))
 
     def _below(self, prefix: str) -> Iterator[str]:
         """All keys below the folder `prefix`. What vanishes meanwhile is left out, any other error is raised."""

@@ -218,7 +218,7 @@ def main(control: int, preload: Sequence[str]) -> None:
         with suppress(ImportError):  # the host imports it again and says what is wrong
             importlib.import_module(name)
     gc.enable()
-    gc.freeze()  # what is loaded stays, and its pages are shared with hosts longer if nobody counts it
+    gc.freeze()  # loaded modules stay, and their pages are shared with hosts longer if they are not counted
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     os.set_blocking(woken, False)
@@ -247,13 +247,13 @@ def main(control: int, preload: Sequence[str]) -> None:
 
 
 def _reap(hosts: dict[int, socket.socket]) -> None:
-    """Tell the client which hosts have ended."""
+    """Report ended hosts to the client."""
     for pid in [pid for pid in hosts if os.waitpid(pid, os.WNOHANG)[0]]:
         hosts.pop(pid).close()
 
 
 def _become_host(connection: socket.socket, own: Sequence[int], others: Mapping[int, socket.socket]) -> None:
-    """Do what the client asks for, in a process that was just forked; its end is told by the server alone."""
+    """Do what the client asks for, in a process that was just forked; the server alone reports its end."""
     os.setsid()
     name_process(HOST)
     signal.set_wakeup_fd(-1)

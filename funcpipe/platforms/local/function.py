@@ -43,7 +43,7 @@ def kill(pid: int) -> None:
 
 
 def status_of(exit_status: int) -> Status:
-    """What the exit status that `os.waitpid` tells says of a function."""
+    """Return the status for an exit status of `os.waitpid`."""
     code = os.waitstatus_to_exitcode(exit_status)
     if code == 0:
         return Status(state=State.DONE)
@@ -66,7 +66,7 @@ def end_after(work: Callable[[], None]) -> NoReturn:
     except BaseException:  # noqa: BLE001 - see above
         traceback.print_exc()
     finally:
-        with suppress(OSError, ValueError):  # nobody may be left to read it
+        with suppress(OSError, ValueError):  # there may be no reader left
             sys.stdout.flush()
             sys.stderr.flush()
         os._exit(code)

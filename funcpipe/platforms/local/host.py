@@ -28,7 +28,7 @@ from funcpipe.platforms.local.limits import FunctionLimits, ImposedLimits
 from funcpipe.platforms.local.output import FunctionOutput
 
 CLIENT = 0
-"""The file descriptor of the pipe whose other end is the client's: it tells when the client ends."""
+"""The file descriptor of the pipe whose other end is the client's: it closes when the client ends."""
 
 _WATCHDOG = "watchdog"
 _MOST_LOST = 5  # watchdogs of a run may die; the next one follows as many seconds later
@@ -37,7 +37,7 @@ _LONGEST_REQUEST = 1 << 30  # bytes; what a platform admits as a payload is chec
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostSpec:
-    """What a host is told: the `MODULE:FUNCTION` that functions call with their payload, and modules to load before.
+    """The client's instructions to a host: the `MODULE:FUNCTION` that functions call, and modules to load before.
 
     The limits of `spec` are either `imposed` on functions or not. With `watches`, detached runs get a watchdog.
     """
@@ -70,23 +70,23 @@ class _Function:
 
 
 class Host:
-    """The functions of one client, and who asks for them."""
+    """The functions of one client, and the connections that ask for them."""
 
     def __init__(
         self,
-        told: HostSpec,
+        spec: HostSpec,
         limits: ImposedLimits | None,
         listener: socket.socket,
         selector: selectors.BaseSelector,
         folder: str,
     ) -> None:
-        self._told = told
+        self._spec = spec
         self._limits = limits
         self._folder = folder
         self._warned: set[str] = set()
         self._listener = listener
         self._selector = selector
-        self._entry = _load(told.entry)
+        self._entry = _load(spec.entry)
         self._functions: dict[str, _Function] = {}
         self._runs: dict[str, WatchSpec] = {}
         self._watching: set[asyncio.Task[None]] = set()
@@ -95,7 +95,7 @@ class Host:
         self._over = asyncio.Event()
 
     async def serve(self) -> None:
-        """Answer requests until nobody needs this host any more; no function runs afterwards."""
+        """Answer requests until this host is not needed any more; no function runs afterwards."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
         for number in ENDING:
@@ -126,7 +126,7 @@ class Host:
         try:
             match request:
                 case {"verb": "describe"}:
-                    return {"spec": to_plain(self._told.spec)}
+                    return {"spec": to_plain(self._spec.spec)}
                 case {"verb": "invoke", "worker": worker, "size": size, "payload": payload}:
                     return {"handle": to_plain(self._invoke(worker, size, payload)), "warnings": self._warnings()}
                 case {"verb": "status", "name": name}:
@@ -143,13 +143,13 @@ class Host:
             return {"error": str(error)}
 
     def _invoke(self, worker: str, size: str, payload: str) -> Handle:
-        running, most = self._running(), self._told.spec.max_functions
+        running, most = self._running(), self._spec.spec.max_functions
         if running >= most:
-            raise PlatformError(f"{running} functions run, as many as {self._told.spec.name} allows at once")
+            raise PlatformError(f"{running} functions run, as many as {self._spec.spec.name} allows at once")
         function_limits = None if self._limits is None else self._limits.of_function(size)
-        function, told = self._start(worker, payload, function_limits), json.loads(payload)
-        run, run_key = told["run"], told.get("run_key", "")
-        self._runs[run] = WatchSpec(storage=told["storage"], run=run, run_key=run_key, until_ended=True)
+        function, invocation = self._start(worker, payload, function_limits), json.loads(payload)
+        run, run_key = invocation["run"], invocation.get("run_key", "")
+        self._runs[run] = WatchSpec(storage=invocation["storage"], run=run, run_key=run_key, until_ended=True)
         handle = Handle(worker=worker, name=f"function {len(self._functions) + 1}, process {function.pid}")
         self._functions[handle.name] = function
         if function_limits is not None and function_limits.lifetime_s is not None:
@@ -172,7 +172,7 @@ class Host:
         return _Function(pid, function_limits, output, temporary)
 
     def _detach(self) -> None:
-        for spec in self._runs.values() if self._told.watches and not self._detached else ():
+        for spec in self._runs.values() if self._spec.watches and not self._detached else ():
             task = asyncio.get_running_loop().create_task(self._watch(spec))
             self._watching.add(task)
             task.add_done_callback(self._watched)
@@ -213,7 +213,7 @@ class Host:
         self._entry(payload, *([Invoked(init_s=init_s)] if init_s else []))
 
     def _warnings(self) -> list[str]:
-        """What the client has not yet been told about limits that do not hold and logs that are not kept."""
+        """Return new warnings for the client, about limits that do not hold and logs that are not kept."""
         troubles = [function.output.trouble for function in self._functions.values() if function.output.trouble]
         found = [*(self._limits.warnings() if self._limits is not None else ()), *troubles]
         new = [text for text in dict.fromkeys(found) if text not in self._warned]
@@ -230,7 +230,7 @@ class Host:
             function.stopped = True
             kill(function.pid)
             await function.ended.wait()
-        if not self._running():  # who ends all functions wants none of them again
+        if not self._running():  # a client that ends all functions wants none of them again
             for task in self._watching:
                 task.cancel()
 
@@ -273,7 +273,7 @@ class Host:
             self._end_if_alone()
 
     def _asked_to_end(self) -> None:
-        """End functions that no client looks after any more; a client that is asked too lets its own save a step."""
+        """End functions that have no client any more; a client that is asked too lets its own save a step."""
         if not self._client_runs:
             self._over.set()
 
@@ -289,5 +289,5 @@ def _load(entry: str) -> Callable[..., None]:
 
 
 def _output(worker: str, payload: str) -> FunctionOutput:
-    told = json.loads(payload)
-    return FunctionOutput(run=told["run"], worker=worker, attempt=told.get("attempt", 0))
+    invocation = json.loads(payload)
+    return FunctionOutput(run=invocation["run"], worker=worker, attempt=invocation.get("attempt", 0))

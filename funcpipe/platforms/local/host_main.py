@@ -1,4 +1,4 @@
-"""How the process of a host begins: it reads what it is told, loads what functions need, and serves."""
+"""The start of a host's process: it reads its instructions, loads what functions need, and serves."""
 
 import asyncio
 import gc
@@ -22,21 +22,20 @@ def main(listener: int, folder: str) -> None:
     The HostSpec comes first on the pipe from the client, and ends with a zero byte.
     """
     try:
-        told = from_text(HostSpec, _read_told(), source="what the host of local functions is told")
-        for name in (*told.preload, told.entry.partition(":")[0]):
+        spec = from_text(HostSpec, _read_spec(), source="the spec of the host of local functions")
+        for name in (*spec.preload, spec.entry.partition(":")[0]):
             importlib.import_module(name)
-        gc.freeze()  # what is loaded stays, and its pages are shared with functions longer if nobody counts it
+        gc.freeze()  # loaded modules stay, and their pages are shared with functions longer if they are not counted
         processors = usable_processors()
-        limits = ImposedLimits(told.spec, folder, Groups(), processors=processors) if told.imposed else None
+        limits = ImposedLimits(spec.spec, folder, Groups(), processors=processors) if spec.imposed else None
         selector = selectors.DefaultSelector()
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
-            runner.run(Host(told, limits, socket.socket(fileno=listener), selector, folder).serve())
+            runner.run(Host(spec, limits, socket.socket(fileno=listener), selector, folder).serve())
     finally:
         shutil.rmtree(folder)
 
 
-def _read_told() -> str:
-    """What the client says first."""
+def _read_spec() -> str:
     data = b""
     while not data.endswith(b"\0"):
         more = os.read(CLIENT, 65536)

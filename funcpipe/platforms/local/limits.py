@@ -1,4 +1,4 @@
-"""What a platform allows its functions, imposed on those of this machine as far as its system can."""
+"""Limits of a platform, imposed on functions of this machine as far as its system can."""
 
 import json
 import os
@@ -27,7 +27,7 @@ class FunctionLimits:
 
     @property
     def lifetime_s(self) -> float | None:
-        """How long after its invocation the function is to be killed."""
+        """The seconds after its invocation at which the function is to be killed."""
         return None if self._spec.lifetime_s is None else self._cold_start_s + self._spec.lifetime_s
 
     @property
@@ -38,8 +38,8 @@ class FunctionLimits:
 
     def payload(self, text: str) -> str:
         """The invocation payload, with the function's link to its storage."""
-        told = json.loads(text)
-        return json.dumps(told | {"storage": self._link.on(told["storage"])})
+        invocation = json.loads(text)
+        return json.dumps(invocation | {"storage": self._link.on(invocation["storage"])})
 
     def impose(self) -> float:
         """Take the limits on, in the function, and be as slow to start as it would be on the platform.
@@ -51,7 +51,7 @@ class FunctionLimits:
         return self._cold_start_s
 
     def explain(self, status: Status, *, late: bool) -> Status:
-        """The function's last status, with the limit that ended it; `late` if it was killed at the end of its life."""
+        """Return the function's last status, with the limit that ended it; `late` if its lifetime was over."""
         if status.state is State.FAILED and late:
             reason = f"timed out after {self._spec.lifetime_s:g} s"
             return Status(state=State.FAILED, reason=reason, cause=Cause.TIMED_OUT)
@@ -98,7 +98,7 @@ class ImposedLimits:
         self._remove()
 
     def warnings(self) -> list[str]:
-        """Which limits do not hold, and what that means, with the functions that there are."""
+        """Return the limits that do not hold, and the consequences, with the functions that there are."""
         name, found = self._spec.name, []
         if not self._groups.memory:
             found.append(f"the memory of {name}'s functions is not imposed: no control group can be made here")

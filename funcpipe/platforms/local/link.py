@@ -54,7 +54,7 @@ class Link:
 
 
 def link_of(spec: PlatformSpec, size: FunctionSize, folder: str) -> Link:
-    """What functions of `size` have; those of one `folder` share the platform's cap."""
+    """Return the link of functions of `size`; those of one `folder` share the platform's cap."""
     return Link(
         latency_s=spec.latency_s,
         upload_bytes_s=size.upload_bytes_s,
@@ -65,7 +65,7 @@ def link_of(spec: PlatformSpec, size: FunctionSize, folder: str) -> Link:
 
 
 def read_link(fragment: str) -> Link:
-    """The link that the fragment of a URL tells; raises InvalidValue."""
+    """Return the link that the fragment of a URL describes; raises InvalidValue."""
     words = dict(parse_qsl(fragment, keep_blank_values=True))
     shared = words.pop("shared", None)
     try:

@@ -1,4 +1,4 @@
-"""Where logs lie on this machine: a file for each function, and one for the client, in a folder for each run.
+"""Log files on this machine: one for each function, and one for the client, in a folder for each run.
 
 `$FUNCPIPE_LOG_DIR/RUN/WORKER.aATTEMPT.log`; without that variable `$XDG_STATE_HOME/funcpipe/logs`, which is below
 `~/.local/state` unless set. The folders of the newest `KEPT_RUNS` runs are kept.
@@ -22,7 +22,7 @@ FOLDER = "FUNCPIPE_LOG_DIR"
 KEPT_RUNS = 50
 
 CLIENT = "client"
-"""Who writes the lines that are not a function's."""
+"""The writer of lines that are not a function's."""
 
 
 _log = logging.getLogger(__name__)
@@ -39,7 +39,7 @@ def log_file(run: str, name: str) -> Path:
 
 @contextmanager
 def kept_by_client(run: str) -> Iterator[None]:
-    """Keep what this process, the client of `run`, logs, as its functions' lines are kept."""
+    """Keep the log of this process, the client of `run`, as its functions' logs are kept."""
     with ExitStack() as stack:
         try:
             stack.enter_context(kept(str(log_file(run, CLIENT)), run=run, worker=CLIENT))

@@ -1,4 +1,4 @@
-"""What functions print: copied to where their host prints, and kept, line by line, in the file of each function."""
+"""Output of functions: copied to where their host prints, and kept, line by line, in the file of each function."""
 
 import asyncio
 import contextlib
@@ -12,7 +12,7 @@ from funcpipe.core.log_lines import PRINTED
 from funcpipe.platforms.local.log_files import FOLDER, log_file
 
 _CHUNK = 4096  # a pipe that can be written to takes so much at once: POSIX, PIPE_BUF
-_CHUNKS = 256  # the most that a pipe holds, 1 MiB unless the system was told otherwise: pipe(7)
+_CHUNKS = 256  # the most that a pipe holds, 1 MiB unless the system is configured otherwise: pipe(7)
 _LONGEST_LINE = 64 * 1024
 _RETRY_S = 0.02
 _APPEND = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
@@ -40,7 +40,7 @@ class FunctionOutput:
         self._has_ended = False
 
     def enter_function(self) -> None:
-        """In the function: print into the pipes, line by line, and log to the file."""
+        """Print into the pipes, line by line, and log to the file, in the function."""
         for stream, (read, write) in zip(_STREAMS, self._pipes, strict=True):
             os.dup2(write, stream)
             os.close(write)
@@ -52,10 +52,10 @@ class FunctionOutput:
         os.environ[logs.FILE] = self._path
 
     def copy(self, loop: asyncio.AbstractEventLoop) -> None:
-        """In the host: copy what the function prints, from now on."""
+        """Copy what the function prints from now on, in the host."""
         for stream, (read, write) in zip(_STREAMS, self._pipes, strict=True):
             os.close(write)
-            self._copies.append(_Copy(self, loop, read, shown=stream))
+            self._copies.append(_Copy(self, loop, read, copied_to=stream))
 
     def abandon(self) -> None:
         """Close everything, as there is no function after all."""
@@ -65,7 +65,7 @@ class FunctionOutput:
     def end(self, reason: str | None) -> None:
         """Copy what the function, which has ended, has printed; with a `reason`, note that it failed.
 
-        A process that it left behind may print on, and a slow reader of what is shown takes the rest later.
+        A process that it left behind may print on, and a slow reader of the copy takes the rest later.
         """
         for copy in self._copies:
             copy.drain()
@@ -93,16 +93,16 @@ class FunctionOutput:
 
 
 class _Copy:
-    """One stream: the pipe `source`, copied to the descriptor `shown` and kept.
+    """One stream: the pipe `source`, copied to the descriptor `copied_to` and kept.
 
-    The reader of what is shown may be slow. The function waits for it then, as the pipe fills up; the host does not.
+    The reader of the copy may be slow. The function waits for it then, as the pipe fills up; the host does not.
     """
 
-    def __init__(self, output: FunctionOutput, loop: asyncio.AbstractEventLoop, source: int, *, shown: int) -> None:
+    def __init__(self, output: FunctionOutput, loop: asyncio.AbstractEventLoop, source: int, *, copied_to: int) -> None:
         os.set_blocking(source, False)
-        self._output, self._loop, self._source, self._shown = output, loop, source, shown
+        self._output, self._loop, self._source, self._copied_to = output, loop, source, copied_to
         self._rest = b""
-        self._is_shown = self.is_open = True
+        self._is_copied = self.is_open = True
         loop.add_reader(source, self._copy)
 
     def drain(self) -> None:
@@ -128,14 +128,14 @@ class _Copy:
             self._loop.add_reader(self._source, self._copy)
 
     def _may_show(self) -> bool:
-        if not self._is_shown:
+        if not self._is_copied:
             return True
         poll = select.poll()
-        poll.register(self._shown, select.POLLOUT)
+        poll.register(self._copied_to, select.POLLOUT)
         return bool(poll.poll(0))
 
     def _copy_some(self) -> bool:
-        """Copy one chunk; whether there was any. Ends when nobody can print any more."""
+        """Copy one chunk; returns True if there was any. Ends when no process can print any more."""
         try:
             data = os.read(self._source, _CHUNK)
         except BlockingIOError:
@@ -143,11 +143,11 @@ class _Copy:
         if not data:
             self._end()
             return False
-        if self._is_shown:
+        if self._is_copied:
             try:
-                _write(self._shown, data)
+                _write(self._copied_to, data)
             except OSError:
-                self._is_shown = False  # nobody reads it any more
+                self._is_copied = False  # its reader is gone
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > _LONGEST_LINE:
             lines, self._rest = [*lines, self._rest], b""

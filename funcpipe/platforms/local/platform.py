@@ -46,7 +46,7 @@ class LocalPlatform(PlainKeys):
 
     @cached_property
     def spec(self) -> PlatformSpec:
-        """What the platform offers."""
+        """The specification of the platform."""
         spec: PlatformSpec = from_plain(PlatformSpec, self._ask("describe")["spec"], source=self.url)
         return spec
 
@@ -83,7 +83,7 @@ class LocalPlatform(PlainKeys):
         self.detached = True
 
     def logs(self, run: str) -> Iterator[RawLine]:
-        """What functions of the run have written on this machine, and its client."""
+        """Return the lines that functions of the run have written on this machine, and its client."""
         return read_logs(run)
 
     def _ask(self, verb: str, **words: str) -> Any:
@@ -151,7 +151,7 @@ def local_functions(
     their logs only: they do not hold on to the client's output. With `watches`, each run that is left to itself gets a
     watchdog, which `entry` is called for too.
 
-    Afterwards no function runs, unless the platform was told to detach.
+    Afterwards no function runs, unless the platform was detached.
     """
     from funcpipe.platforms.local.host import HostSpec  # with asyncio, which a run that is refused does without
 
@@ -159,8 +159,8 @@ def local_functions(
     host, telling = _start_host(folder, preload, silent=silent)
     platform = LocalPlatform(f"{SCHEME}://{quote(folder)}/{_SOCKET}")
     with contextlib.suppress(BrokenPipeError):  # the host has ended: the first request says so
-        told = HostSpec(entry=entry, preload=tuple(preload), spec=spec, imposed=imposed, watches=watches)
-        telling.write(to_text(told).encode() + b"\0")
+        host_spec = HostSpec(entry=entry, preload=tuple(preload), spec=spec, imposed=imposed, watches=watches)
+        telling.write(to_text(host_spec).encode() + b"\0")
     try:
         yield platform
     finally:
@@ -192,7 +192,7 @@ def fork_hosts_from_here(preload: Sequence[str], *, as_new: Callable[[], object]
 
 
 def _start_host(folder: str, preload: Sequence[str], *, silent: bool) -> tuple[ForkedHost, io.FileIO]:
-    """A host that serves in `folder`, and the pipe from which it reads what it is told, and learns of this end."""
+    """Start a host that serves in `folder`; returns it and the pipe that instructs it, and closes at the end."""
     reading, writing = os.pipe()
     telling = io.FileIO(writing, "wb")
     nowhere = os.open(os.devnull, os.O_WRONLY)
@@ -200,11 +200,11 @@ def _start_host(folder: str, preload: Sequence[str], *, silent: bool) -> tuple[F
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(os.path.join(folder, _SOCKET))
             listener.listen()
-            shown = [nowhere if silent or not _is_open(number) else number for number in (1, 2)]
+            streams = [nowhere if silent or not _is_open(number) else number for number in (1, 2)]
             host = fork_host(
                 f"{_HOST_MODULE}:main",
                 folder,
-                streams=(reading, shown[0], shown[1]),
+                streams=(reading, streams[0], streams[1]),
                 listener=listener.fileno(),
                 preload=(*preload, _HOST_MODULE),
                 environment=environment(),
@@ -227,7 +227,7 @@ def _is_open(number: int) -> bool:
 
 
 def _private_folder() -> str:
-    """A new folder that nobody else may look into, with a path short enough for a socket in it."""
+    """Make a private folder, with a path short enough for a socket in it."""
     parent = tempfile.gettempdir()
     if len(os.path.join(parent, "funcpipe-12345678", _SOCKET)) > _LONGEST_PATH:
         parent = "/tmp"

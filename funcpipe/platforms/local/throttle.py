@@ -1,6 +1,6 @@
 """A link of limited speed and latency in front of any storage: what a function sees of a cloud, on one machine.
 
-A `Pace` is a token bucket told by one number: the time at which all bytes admitted so far will have passed. Capacity
+A `Pace` is a token bucket in one number: the time at which all bytes admitted so far will have passed. Capacity
 that was not used is kept for `BURST_S` and lost after that.
 """
 
@@ -26,7 +26,7 @@ _TURN_S = 0.005  # bodies that share a link pass in turns that each take so long
 
 
 class Pace(Protocol):
-    """How fast bytes pass in one direction."""
+    """The pace at which bytes pass in one direction."""
 
     bytes_s: float
 
@@ -79,7 +79,7 @@ class SharedPace:
 class Throttled(StorageWrapper):
     """Imposes `latency_s` on every request, and on bodies the slowest of the paces of their direction.
 
-    It stands for a storage that is far away, which tells nobody that an object has come. As there, an object that is
+    It stands for a storage that is far away, which does not notify of new objects. As there, an object that is
     missing when a get begins stays missing for that get, and one that is put can be read when its last byte has passed.
     """
 

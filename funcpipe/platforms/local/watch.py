@@ -1,4 +1,4 @@
-"""Waiting for a file without looking for it again and again: Linux tells by inotify what happens in a folder."""
+"""Waiting for a file without polling: Linux reports by inotify what happens in a folder."""
 
 import contextlib
 import ctypes
@@ -14,11 +14,11 @@ from collections.abc import Iterator
 
 _COMES_OR_GOES = 0x80 | 0x100 | 0x400 | 0x800  # IN_MOVED_TO, IN_CREATE, IN_DELETE_SELF, IN_MOVE_SELF
 _READ_BYTES = 64 * 1024
-_CANCEL_S = 0.1  # how often a wait looks whether it was cancelled
+_CANCEL_S = 0.1  # pause between checks for cancellation
 
 
 class FolderWatch:
-    """Tells the threads of this process when something comes into a folder that they watch.
+    """Wakes the threads of this process when something comes into a folder that they watch.
 
     One of those that wait reads the system's events and wakes the others; each looks for its own file. The C library is
     called directly: the package inotify_simple looks it up in a process of its own first, which takes every function
@@ -36,7 +36,7 @@ class FolderWatch:
         self._changed = threading.Condition()
         self._users: Counter[int] = Counter()
         self._news = 0
-        self._somebody_reads = False
+        self._has_reader = False
 
     def wait(self, path: str, timeout_s: float, cancel: threading.Event) -> None:
         """Pause until the file `path` is there, `timeout_s` are over or `cancel` is set."""
@@ -69,7 +69,7 @@ class FolderWatch:
                 self._end_unused(watch)
 
     def _is_watched(self, folder: str, watch: int) -> bool:
-        """Whether `watch` is that of `folder`, still: not of one of that name which has gone."""
+        """Return True if `watch` is that of `folder`, still: not of one of that name which has gone."""
         with self._changed:
             now = self._add(folder)
             self._end_unused(now)
@@ -90,7 +90,7 @@ class FolderWatch:
                 left_s = min(ends_s - time.monotonic(), _CANCEL_S)
                 if left_s <= 0:
                     break
-                if self._somebody_reads:
+                if self._has_reader:
                     self._changed.wait(left_s)
                 else:
                     self._read(left_s)
@@ -98,7 +98,7 @@ class FolderWatch:
 
     def _read(self, timeout_s: float) -> None:
         """Read the news, without holding the lock meanwhile, and wake those who wait."""
-        self._somebody_reads, came = True, False
+        self._has_reader, came = True, False
         self._changed.release()
         try:
             came = bool(self._poll.poll(timeout_s * 1000))
@@ -106,7 +106,7 @@ class FolderWatch:
                 os.read(self._queue, _READ_BYTES)
         finally:
             self._changed.acquire()
-            self._somebody_reads = False
+            self._has_reader = False
             self._news += came
             self._changed.notify_all()
 

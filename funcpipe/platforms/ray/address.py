@@ -16,7 +16,7 @@ _RULE = (
 
 
 class Via(Enum):
-    """How this process connects to a cluster.
+    """The way in which this process connects to a cluster.
 
     LOCAL starts Ray on this machine; AUTO is the cluster that this machine is a node of. CLIENT is Ray Client's server,
     usually at port 10001; GCS is the cluster's control service, usually at port 6379, for processes on its nodes. HERE
@@ -46,7 +46,7 @@ class RayAddress:
 
     @property
     def url(self) -> str:
-        """What `parse_address` reads."""
+        """The text that `parse_address` reads."""
         place = self.endpoint or self.via.value
         options: dict[str, Any] = {"via": self.via.value} if self.via in (Via.GCS, Via.HERE) else {}
         options |= {name: getattr(self, name) for name in ("cpus", "market", "machine") if getattr(self, name)}
@@ -55,7 +55,7 @@ class RayAddress:
 
     @property
     def ray_address(self) -> str | None:
-        """What `ray.init` takes; None starts Ray."""
+        """The address for `ray.init`; None starts Ray."""
         match self.via:
             case Via.LOCAL:
                 return None
@@ -68,7 +68,7 @@ class RayAddress:
 
     @property
     def is_shared(self) -> bool:
-        """Whether the cluster lives on without this client."""
+        """True if the cluster outlives this client."""
         return self.via not in (Via.LOCAL, Via.HERE)
 
     def check_detachable(self) -> None:
@@ -116,10 +116,10 @@ def parse_address(url: str) -> RayAddress:
     )
 
 
-def _via(url: str, place: str, told: str | None) -> Via:
-    if place in (Via.LOCAL.value, Via.AUTO.value) and told is None:
+def _via(url: str, place: str, option: str | None) -> Via:
+    if place in (Via.LOCAL.value, Via.AUTO.value) and option is None:
         return Via(place)
     host, _, port = place.rpartition(":")
-    if not host or not port.isdecimal() or "@" in host or told not in (None, "client", "gcs", "here"):
+    if not host or not port.isdecimal() or "@" in host or option not in (None, "client", "gcs", "here"):
         raise InvalidValue("platform", url, _RULE)
-    return Via(told or "client")
+    return Via(option or "client")

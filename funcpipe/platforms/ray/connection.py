@@ -78,7 +78,7 @@ def _init(address: RayAddress, folder: str | None, object_store_bytes: int) -> N
         with handlers_kept():
             ray.init(namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (ray.exceptions.RayError, ConnectionError, RuntimeError, ValueError, TimeoutError) as error:
-        raise PlatformError(f"no connection to Ray at {address.url}: {_line(error)}; {_help(address)}") from error
+        raise PlatformError(f"no connection to Ray at {address.url}: {_first_line(error)}; {_help(address)}") from error
 
 
 def _log_what_nodes_report() -> None:
@@ -94,7 +94,7 @@ def _log_what_nodes_report() -> None:
 
 
 def _reach(address: RayAddress) -> None:
-    """Raise PlatformError at once where nobody listens: Ray would try again for minutes."""
+    """Raise PlatformError at once where no server listens: Ray would try again for minutes."""
     host, _, port = address.endpoint.rpartition(":")
     try:
         socket.create_connection((host.strip("[]"), int(port)), timeout=_REACH_S).close()
@@ -107,7 +107,7 @@ def _help(address: RayAddress) -> str:
         case Via.AUTO:
             return "this machine is in no cluster: run `ray start --head` or `ray start --address HOST:6379` on it"
         case Via.CLIENT:
-            return "Ray Client listens on the head node, at port 10001 unless told otherwise, if grpcio is installed"
+            return "Ray Client listens on the head node, at port 10001 by default, if grpcio is installed"
         case Via.HERE:
             return "the client that started this Ray has ended, and Ray and all functions with it"
         case _:
@@ -122,13 +122,13 @@ def _gcs_address() -> str:
     return str(ray.get_runtime_context().gcs_address)
 
 
-def _line(error: BaseException) -> str:
+def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [type(error).__name__])[0]
 
 
 @contextlib.contextmanager
 def _private_folder() -> Iterator[str]:
-    """A new folder that nobody else may look into, with a path short enough for the sockets in it."""
+    """Make a private folder, with a path short enough for the sockets in it."""
     parent = tempfile.gettempdir()
     folder = tempfile.mkdtemp(prefix="funcpipe-", dir=parent if len(parent) <= _LONGEST_PARENT else "/tmp")
     try:

@@ -1,4 +1,4 @@
-"""How tasks ended, from what Ray raises for them."""
+"""Endings of tasks, from the errors that Ray raises for them."""
 
 from funcpipe.core import MB
 from funcpipe.core.texts import error_text

@@ -19,7 +19,7 @@ from funcpipe.platforms.ray.library import ray
 from funcpipe.platforms.ray.task import run_function
 
 NAME = "functions-1"
-"""Of the actor; another number for another interface, so that clients of two versions can use one cluster."""
+"""The name of the actor; another number for another interface, so that clients of two versions can use one cluster."""
 
 _MOST_LOST = 5  # watchdogs of a run may die; the next one follows as many seconds later
 _MOST_ENDED = 10_000
@@ -44,7 +44,7 @@ class FunctionHost:
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace
-        self._life = secrets.token_hex(4)
+        self._nonce = secrets.token_hex(4)
         self._numbers = itertools.count(1)
         self._functions: dict[str, _Function] = {}
         self._following: set[asyncio.Task[None]] = set()
@@ -52,7 +52,7 @@ class FunctionHost:
 
     async def invoke(self, run: str, worker: str, payload: str, cpus: float, memory_bytes: int | None) -> str:
         """Start a function and return its name at once. Without `memory_bytes` it takes no memory into account."""
-        name = f"{run}/{worker}/{self._life}-{next(self._numbers)}"
+        name = f"{run}/{worker}/{self._nonce}-{next(self._numbers)}"
         options: dict[str, Any] = {"num_cpus": cpus, "max_retries": 0, "name": f"{run}/{worker}"}
         if memory_bytes is not None:
             options["memory"] = memory_bytes
@@ -94,7 +94,9 @@ class FunctionHost:
     async def _end(self, function: _Function) -> None:
         while not function.ended.is_set():
             function.is_stopped = True
-            ray.cancel(function.task, force=True, recursive=False)  # not heard while a task is on its way to a node
+            ray.cancel(
+                function.task, force=True, recursive=False
+            )  # without effect while a task is on its way to a node
             with suppress(TimeoutError):
                 await asyncio.wait_for(function.ended.wait(), _STOP_AGAIN_S)
 

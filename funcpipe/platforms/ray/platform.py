@@ -37,12 +37,12 @@ class RayPlatform(PlainKeys):
 
     @property
     def url(self) -> str:
-        """What `catalog.open_platform` opens it again by, in a function or in another process."""
+        """The URL by which `catalog.open_platform` opens it again, in a function or in another process."""
         return connect(self._address).url
 
     @cached_property
     def spec(self) -> PlatformSpec:
-        """What the cluster offers as it is now; functions on one machine share its processors."""
+        """The specification of the cluster as it is now; functions on one machine share its processors."""
         on_one_machine = not self._address.is_shared
         return of_nodes(self._base, self._nodes(), shared_cores=usable_processors() if on_one_machine else None)
 
@@ -83,7 +83,7 @@ class RayPlatform(PlainKeys):
             self._ask("watch", spec)
 
     def logs(self, run: str) -> Iterator[RawLine]:
-        """What the cluster's living nodes have of the functions of `run`."""
+        """Return the lines of the functions of `run` on the cluster's living nodes."""
         connect(self._address)
         yield from read_logs(run)
 

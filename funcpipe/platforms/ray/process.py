@@ -1,4 +1,4 @@
-"""What a function does to its process, which Ray may use again for the next one: ordered output, limited memory."""
+"""Setup of a function's process, which Ray may use again for the next one: ordered output, limited memory."""
 
 import os
 import sys
@@ -9,14 +9,14 @@ from types import TracebackType
 
 from funcpipe.platforms.memory import PeakMemory
 
-_LOOK_S = 0.2
+_POLL_S = 0.2
 OUT_OF_MEMORY = 78
 """The exit code of a function that used more memory than its size has."""
 
 
 @contextmanager
 def printed_in_order() -> Iterator[None]:
-    """Have what is printed go where lines are logged, so that it can be told which run it is of."""
+    """Print to where lines are logged, so that the run of a line is known."""
     sys.stdout.flush()
     kept = os.dup(1)
     os.dup2(2, 1)
@@ -29,7 +29,7 @@ def printed_in_order() -> Iterator[None]:
 
 
 class MemoryWatch:
-    """Ends the process when it has used more than `memory_bytes`, after having told how much it was.
+    """Ends the process when it has used more than `memory_bytes`, after reporting how much it was.
 
     Ray's own `memory` only places tasks, and a limit of the address space would count what threads never touch.
     """
@@ -38,14 +38,14 @@ class MemoryWatch:
         self,
         memory: PeakMemory,
         memory_bytes: int | None,
-        tell: Callable[[int], None],
+        report: Callable[[int], None],
         *,
         end: Callable[[int], object] = os._exit,
     ) -> None:
         """None is no limit."""
         self._memory = memory
         self._memory_bytes = memory_bytes
-        self._tell = tell
+        self._report = report
         self._end = end
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="funcpipe-memory", daemon=True)
@@ -64,11 +64,11 @@ class MemoryWatch:
 
     def _watch(self) -> None:
         assert self._memory_bytes is not None, "there is no thread without a limit"
-        while not self._over.wait(_LOOK_S):
+        while not self._over.wait(_POLL_S):
             peak_bytes = self._memory.peak_bytes()
             if peak_bytes > self._memory_bytes:
                 try:
-                    self._tell(peak_bytes)
+                    self._report(peak_bytes)
                 finally:
                     self._end(OUT_OF_MEMORY)
                 return

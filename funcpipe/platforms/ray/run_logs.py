@@ -1,4 +1,4 @@
-"""What functions have logged and printed: Ray keeps the output of each of its processes in a file on its node."""
+"""Logs of functions: Ray keeps the output of each of its processes in a file on its node."""
 
 import os
 from collections.abc import Iterable, Iterator
@@ -12,7 +12,7 @@ from funcpipe.platforms.ray.library import NodeAffinitySchedulingStrategy, ray
 
 _OWN_OUTPUT = "/proc/self/fd/2"  # of Linux, as Ray's clusters are
 _MARKS = (":job_id:", ":task_name:", ":actor_name:")
-"""What lines begin with that Ray writes for itself between those of tasks."""
+"""The prefixes of lines that Ray writes for itself between those of tasks."""
 
 
 def read_logs(run: str) -> Iterator[RawLine]:

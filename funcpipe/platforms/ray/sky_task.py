@@ -45,7 +45,7 @@ _REACH_HEAD = 'import os, socket; socket.create_connection(os.environ["RAY_ADDRE
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkyJob:
-    """What is to be run on the machines: `command` on the head node, with `requirements` of the model for pip.
+    """The job to run on the machines: `command` on the head node, with `requirements` of the model for pip.
 
     `package` is what pip installs as funcpipe; `name` is the task's.
     """
@@ -97,7 +97,7 @@ class _Kind:
 
 
 def _kinds(provision: Provision, market: Market) -> dict[_Kind, int]:
-    """How many machines of each type; what stays for sure comes first, as the head node is among it."""
+    """Return the number of machines of each type; on-demand machines first, as the head node is among them."""
     if market.name not in CLOUDS:
         raise PlatformRefused(
             f"SkyPilot cannot rent the machines of the market {market.name}; it can those of {', '.join(CLOUDS)}"

@@ -1,4 +1,4 @@
-"""What a cluster offers: the sizes that fit on its nodes, at the price of a share of a machine."""
+"""The specification of a cluster: the sizes that fit on its nodes, at the price of a share of a machine."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -12,17 +12,17 @@ _MOST_BYTES_S = 1e6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """What one node of a cluster offers to tasks."""
+    """The resources of one node for tasks."""
 
     cpus: float
     memory_bytes: float
 
     def fits(self, size: FunctionSize) -> bool:
-        """Whether a function of that size can ever run there."""
+        """Return True if a function of that size can ever run there."""
         return size.vcpu <= self.cpus and size.memory_bytes <= self.memory_bytes
 
     def without(self, size: FunctionSize) -> "Node":
-        """What is left beside a function of that size."""
+        """Return the resources that are left beside a function of that size."""
         return Node(cpus=self.cpus - size.vcpu, memory_bytes=self.memory_bytes - size.memory_bytes)
 
 
@@ -45,10 +45,10 @@ def at_prices_of(spec: PlatformSpec, market: Market, machine: str, *, spot: bool
     sizes = tuple(_share_of(found, size, usd_h) for size in spec.sizes if _is_part(size, found))
     if not sizes:
         raise InvalidValue("machine", machine, f"must be as large as the smallest size, {spec.sizes[0].name}")
-    told = f"of a share of {machine} in {market.region}, {market.as_of}"
+    origin = f"of a share of {machine} in {market.region}, {market.as_of}"
     source = market.sources.get("spot_usd_h" if spot else "on_demand_usd_h", market.source)
-    prices = {"price_usd_s": f"{'spot' if spot else 'on demand'}, {told}: {source}"}
-    links = dict.fromkeys(("upload_bytes_s", "download_bytes_s"), f"baseline, {told}")
+    prices = {"price_usd_s": f"{'spot' if spot else 'on demand'}, {origin}: {source}"}
+    links = dict.fromkeys(("upload_bytes_s", "download_bytes_s"), f"baseline, {origin}")
     return replace(spec, region=market.region, sizes=sizes, sources={**spec.sources, **prices, **links})
 
 
@@ -63,7 +63,7 @@ def _share_of(machine: Machine, size: FunctionSize, usd_h: float) -> FunctionSiz
 
 
 def size_for(spec: PlatformSpec, name: str, memory_mb: int) -> FunctionSize:
-    """What a function takes: the size called `name`, or `memory_mb` with the vCPUs of the smallest size that has them.
+    """Return the size called `name`, or `memory_mb` with the vCPUs of the smallest size that has them.
 
     So plans for other platforms can be run as they are.
     """

@@ -1,4 +1,4 @@
-"""What runs in a task: a function."""
+"""The function that a task of Ray runs."""
 
 import importlib
 
@@ -12,14 +12,14 @@ _ENTRY = "funcpipe.platforms.entry.function"
 def run_function(host: str, namespace: str, name: str, payload: str, memory_bytes: int | None) -> None:
     """Do what `payload` says; raises WorkerFailed when that failed. The host in `namespace` knows it by `name`.
 
-    With more than `memory_bytes` the process ends, and the host is told before.
+    With more than `memory_bytes` the process ends, after a report to the host.
     """
     entry = importlib.import_module(_ENTRY)
 
-    def tell(peak_bytes: int) -> None:
+    def report(peak_bytes: int) -> None:
         ray.get(ray.get_actor(host, namespace).used_too_much.remote(name, peak_bytes))
 
     invoked = Invoked()
-    with printed_in_order(), MemoryWatch(invoked.memory, memory_bytes, tell):
+    with printed_in_order(), MemoryWatch(invoked.memory, memory_bytes, report):
         entry.run(payload, invoked)
     entry.let_go()

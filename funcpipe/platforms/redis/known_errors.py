@@ -1,4 +1,4 @@
-"""What a server's errors mean, and what to do about them: redis.io/docs/latest/develop/reference/protocol-spec."""
+"""Errors of a server, and advice about them: redis.io/docs/latest/develop/reference/protocol-spec."""
 
 import re
 
@@ -40,7 +40,7 @@ _PASSING_CODES = ("BUSY ", "LOADING ", "NOREPLICAS ", "MISCONF ")
 
 
 def explained(where: str, error: RedisError) -> FuncPipeError:
-    """What `error` is to funcpipe; `where` names server and key."""
+    """Return funcpipe's error for `error`; `where` names server and key."""
     for kind, remedy in _REFUSED.items():
         if isinstance(error, kind):
             return PlatformRefused(f"{where}: {error}; {remedy}")

@@ -1,4 +1,4 @@
-"""Whether a server keeps what it is given."""
+"""A check that a server keeps the objects that it is given."""
 
 import logging
 
@@ -13,11 +13,11 @@ _log = logging.getLogger(__name__)
 def require_no_eviction(client: Redis, where: str) -> None:
     """Raise PlatformRefused if the server, once its memory is full, may evict keys that have no time to live.
 
-    A run's objects have none, so `volatile-…` policies keep them. INFO tells the policy, also on managed services,
+    A run's objects have none, so `volatile-…` policies keep them. INFO reports the policy, also on managed services,
     which forbid CONFIG.
     """
     try:
-        told = client.info("memory")
+        info = client.info("memory")
     except NoPermissionError:
         _log.warning(
             "%s: this user may not call INFO, so it is not known whether the server evicts objects that a run still "
@@ -25,7 +25,7 @@ def require_no_eviction(client: Redis, where: str) -> None:
             where,
         )
         return
-    policy = str(told.get("maxmemory_policy", "noeviction"))
+    policy = str(info.get("maxmemory_policy", "noeviction"))
     if policy.startswith("allkeys"):
         raise PlatformRefused(
             f"{where}: the server's maxmemory-policy is {policy}, so it may evict objects that a run waits for; set it "

@@ -26,7 +26,7 @@ DEFAULT_PORT = 6379
 MOST_BYTES = 512 * 2**20
 """The largest string: redis.io/docs/latest/develop/data-types/strings, and valkey.io/topics/strings."""
 
-_SCANNED = 1000  # keys that the server looks at for one answer: a millisecond of its only thread
+_SCANNED = 1000  # keys that the server scans for one answer: a millisecond of its only thread
 _GLOB = re.compile(r"([\\*?\[\]])")
 
 
@@ -84,8 +84,8 @@ class RedisStorage:
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
         """The bytes [start, stop) of an object; raises KeyMissing.
 
-        An empty answer to GETRANGE may come from a missing key: EXISTS before and after it tell. The one before is
-        answered ahead of the body, and so tells when the gate is to be entered. In a transaction, a server whose memory
+        An empty answer to GETRANGE may come from a missing key: EXISTS before and after it decide. The one before is
+        answered ahead of the body, and so marks when the gate is to be entered. In a transaction, a server whose memory
         is full would refuse them all.
         """
         name = self._name_of(key)
@@ -129,7 +129,7 @@ class RedisStorage:
                 raise KeyMissing(key)
 
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
-        """Pause for `timeout_s`, or until `cancel` is set: the server is not asked to tell what comes."""
+        """Pause for `timeout_s`, or until `cancel` is set: the server is not asked to notify."""
         cancel.wait(timeout_s)
 
     def _check(self) -> None:

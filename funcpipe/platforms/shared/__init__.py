@@ -1,1 +1,1 @@
-"""What several clouds need: packages and images of funcpipe, polling, bodies over HTTP."""
+"""The common parts of several clouds: packages and images of funcpipe, polling, bodies over HTTP."""

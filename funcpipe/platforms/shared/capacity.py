@@ -1,4 +1,4 @@
-"""Whether an account may run a plan's functions at once, and their successors, which run beside them for a while."""
+"""A check that an account may run a plan's functions at once, and their successors beside them for a while."""
 
 import logging
 from collections.abc import Callable, Iterable
@@ -13,7 +13,7 @@ _log = logging.getLogger(__name__)
 class Capacity:
     """A limit of `allowed` functions at once, which `limit` names, where a plan needs `needed`.
 
-    `more` tells how to be allowed so many; `fewer`, before a number, how to plan for at most that many.
+    `more` is advice to be allowed so many; `fewer`, before a number, advice to plan for at most that many.
     """
 
     needed: int
@@ -24,11 +24,11 @@ class Capacity:
 
     @property
     def handing_over(self) -> int:
-        """How many functions there are while all hand over: they begin together, so they leave together."""
+        """The number of functions while all hand over: they begin together, so they leave together."""
         return 2 * self.needed
 
     def ways_out(self, most: int, wanted: int) -> str:
-        """What to do: have at most so many functions, or be allowed as many as are wanted."""
+        """Return the advice: have at most so many functions, or be allowed as many as are wanted."""
         ways = [f"{self.fewer} {most}"] if self.fewer is not None and 0 < most < self.needed else []
         return ", or ".join([*ways, self.more(wanted)])
 
@@ -37,7 +37,7 @@ def check_capacity(capacities: Iterable[Capacity], *, lifetime_s: float | None, 
     """Raise PlatformRefused for a plan with more functions than are allowed, and warn where its hand-overs must wait.
 
     Functions hand over in a run that takes longer than they live, `lifetime_s`. `run_s` is what it is expected to take,
-    None where nobody knows. Clouds queue a successor until it may run, so it is enough if one more may.
+    None where that is unknown. Clouds queue a successor until it may run, so it is enough if one more may.
     """
     for capacity in capacities:
         if capacity.needed > capacity.allowed:

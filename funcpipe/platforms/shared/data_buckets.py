@@ -11,7 +11,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9!_.'()/=-]*", re.ASCII)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataBucket:
-    """What functions may read: the objects of bucket `name` below `prefix`, or all if there is none."""
+    """Data that functions may read: the objects of bucket `name` below `prefix`, or all if there is none."""
 
     name: str
     prefix: str = ""

@@ -7,7 +7,7 @@ from funcpipe.errors import StorageBusy, StorageError
 
 
 def delete_each(delete: Callable[[str], None], keys: Sequence[str], *, at_once: int = 1) -> None:
-    """Call `delete` for all `keys`, so many at once, also after one of them has failed; raises as `told` does."""
+    """Call `delete` for all `keys`, so many at once, also after one has failed; raises as `raise_errors` does."""
 
     def error_of(key: str) -> StorageError | None:
         try:
@@ -21,10 +21,10 @@ def delete_each(delete: Callable[[str], None], keys: Sequence[str], *, at_once: 
     else:
         with ThreadPoolExecutor(at_once) as pool:
             errors = list(pool.map(error_of, keys))
-    told([error for error in errors if error is not None], len(keys))
+    raise_errors([error for error in errors if error is not None], len(keys))
 
 
-def told(errors: Sequence[StorageError], objects: int) -> None:
+def raise_errors(errors: Sequence[StorageError], objects: int) -> None:
     """Raise what kept some of `objects` objects from being deleted; StorageBusy if all of it may pass."""
     if not errors:
         return

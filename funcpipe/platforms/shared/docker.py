@@ -16,7 +16,7 @@ class Docker:
         self.program = program
 
     def runs(self) -> bool:
-        """Whether it is there and has its daemon."""
+        """Return True if it is installed and has its daemon."""
         try:
             return subprocess.run([self.program, "version"], capture_output=True).returncode == 0
         except OSError:
@@ -43,7 +43,7 @@ class Docker:
         self._do("push", image)
 
     def has_pushed(self, image: str) -> bool:
-        """Whether the registry has `image`."""
+        """Return True if the registry has `image`."""
         return subprocess.run([self.program, "manifest", "inspect", image], capture_output=True).returncode == 0
 
     def _do(self, *arguments: str, standard_input: str = "") -> str:

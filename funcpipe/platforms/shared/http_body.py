@@ -6,7 +6,7 @@ from funcpipe.errors import StorageError
 from funcpipe.platforms.base import Gate
 
 MOST_BYTES = 5 * 2**30
-"""What S3 and OSS take as one put: docs.aws.amazon.com/AmazonS3/latest/API/API_PutObject.html, and PutObject of OSS."""
+"""The most that one put takes: docs.aws.amazon.com/AmazonS3/latest/API/API_PutObject.html, and PutObject of OSS."""
 
 _BLOCK_BYTES = 1024 * 1024  # more than clients ask for: fewer calls for the same bytes
 

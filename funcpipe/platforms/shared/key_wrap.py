@@ -32,12 +32,12 @@ class KeyWrap:
         self._cipher = AESGCM(hashlib.sha256(secret.encode()).digest())
 
     def wrap(self, run_key: str) -> str:
-        """What stands for `run_key` where others may read it."""
+        """Return a text that stands for `run_key` where others may read it."""
         nonce = os.urandom(_NONCE_BYTES)
         return (nonce + self._cipher.encrypt(nonce, run_key.encode(), None)).hex()
 
     def unwrap(self, wrapped: str) -> str:
-        """The inverse of `wrap`. Raises PlatformRefused for what another deployment, or nobody, has wrapped."""
+        """Invert `wrap`. Raises PlatformRefused for a text that this deployment has not wrapped."""
         try:
             data = bytes.fromhex(wrapped)
             return self._cipher.decrypt(data[:_NONCE_BYTES], data[_NONCE_BYTES:], None).decode()
@@ -46,7 +46,7 @@ class KeyWrap:
 
 
 def wrap_of_environment() -> KeyWrap:
-    """What unwraps in a function. Raises PlatformRefused where its deployment has no secret."""
+    """Return the unwrapping of a function. Raises PlatformRefused where its deployment has no secret."""
     secret = os.environ.get(SECRET)
     if not secret:
         raise PlatformRefused("this deployment has no secret: it was made by an earlier version; deploy again")
@@ -56,9 +56,9 @@ def wrap_of_environment() -> KeyWrap:
 def unwrap_payload(payload: str) -> str:
     """The payload of a worker with the run's key as it is; any other payload stays. Raises PlatformRefused."""
     try:
-        told = json.loads(payload)
+        invocation = json.loads(payload)
     except ValueError:
         return payload  # which is refused, and the error says why
-    if not isinstance(told, dict) or not told.get("run_key"):
+    if not isinstance(invocation, dict) or not invocation.get("run_key"):
         return payload
-    return json.dumps(told | {"run_key": wrap_of_environment().unwrap(str(told["run_key"]))})
+    return json.dumps(invocation | {"run_key": wrap_of_environment().unwrap(str(invocation["run_key"]))})

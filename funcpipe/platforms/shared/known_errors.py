@@ -37,7 +37,7 @@ SKEWED = KnownError(
     "alibabacloud.com/help/en/oss/support/0002-00000504 and the common errors of its gateways, 2026-11",
 )
 _SKEWED_SIGNATURE = re.compile(r"^Signature (expired|not yet current): ")
-"""How AWS begins to say of a signature that does not match that it was made at another time."""
+"""The begin of AWS's message about a signature that does not match because it was made at another time."""
 
 
 def remedy_for_credentials(code: str, message: str) -> str | None:
@@ -49,7 +49,7 @@ def remedy_for_credentials(code: str, message: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class KnownEnding:
-    """What ended a function if the expression `text` is found in the type or message of its error; `source` has it."""
+    """The ending of a function if the expression `text` is in the type or message of its error; `source` has it."""
 
     text: str
     cause: Cause
@@ -57,7 +57,7 @@ class KnownEnding:
 
 
 def error_of(known: Iterable[KnownError], text: str, *, code: str, status: int, remedy: str | None) -> FuncPipeError:
-    """What an answer with this code and HTTP status is to funcpipe; its words suggest `remedy`, if they are known."""
+    """Return funcpipe's error for an answer with this code and HTTP status; its words suggest `remedy`, if known."""
     found = next((one for one in known if re.search(one.code, code)), None)
     if found is not None and found.remedy:
         return PlatformRefused(f"{text}; {(found.general and remedy) or found.remedy}")

@@ -1,4 +1,4 @@
-"""What goes into the image of a cloud function: funcpipe itself, what it needs to run, and how the function begins."""
+"""The package in the image of a cloud function: funcpipe itself, its requirements, and the function's entry."""
 
 import hashlib
 import io

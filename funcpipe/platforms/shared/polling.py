@@ -1,4 +1,4 @@
-"""What the clouds' platforms have in common: polling for the state of functions, and payloads that fit."""
+"""Parts that the clouds' platforms share: polling for the state of functions, and payloads that fit."""
 
 import logging
 import time
@@ -12,26 +12,26 @@ from funcpipe.platforms.base import State, Status
 _log = logging.getLogger(__name__)
 
 STOP_WITHIN_S = 90.0
-"""A function that was told to stop and has not ended by then is given up."""
+"""The time in which a function must end after it was asked to stop."""
 
 BUSY_FOR_S = 600.0
-"""A cloud that has not told the state of functions for so long has failed; until then they count as running."""
+"""The time without any answer after which a cloud has failed; until then functions count as running."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Polling:
-    """How often a cloud is asked, and by which clock."""
+    """The interval at which a cloud is polled, and the clock."""
 
     every_s: float
     clock: Callable[[], float] = time.time
     sleep: Callable[[float], None] = time.sleep
 
     def is_due(self, asked_s: float) -> bool:
-        """Whether what was asked at `asked_s` is to be asked again."""
+        """Return True if it is time to repeat the poll made at `asked_s`."""
         return self.clock() - asked_s >= self.every_s
 
     def await_end(self, status: Callable[[], Status], late: str) -> None:
-        """Return when `status` tells that a function has ended; raises DeadlineExceeded, which says `late`."""
+        """Return when `status` reports the end of a function; raises DeadlineExceeded, which says `late`."""
         until_s = self.clock() + STOP_WITHIN_S
         while status().state is State.RUNNING:
             if self.clock() > until_s:
@@ -62,7 +62,7 @@ class OutageTolerance:
 
 
 def payload_of(worker: Invocation, spec: PlatformSpec, wrap_key: Callable[[str], str]) -> bytes:
-    """What a function is invoked with, the run's key wrapped; raises PlatformRefused for more than it may be."""
+    """Return the payload of a function, the run's key wrapped; raises PlatformRefused for more than it may be."""
     if isinstance(worker, WorkerSpec | ServerFunctionSpec):
         worker = replace(worker, run_key=wrap_key(worker.run_key))
     payload = to_text(worker).encode()

@@ -139,7 +139,7 @@ def test_a_function_that_does_not_end_is_told(deployed: Account, cloud: AwsCloud
     now_s = iter(range(0, 100_000, 50))
     polling = Polling(every_s=0, clock=lambda: float(next(now_s)), sleep=lambda s: None)
     platform = AwsPlatform(load_spec("aws-lambda"), deployed, polling=polling)
-    with pytest.raises(DeadlineExceeded, match=r"has not ended 90 s after it was told to; .* 900 s after its start"):
+    with pytest.raises(DeadlineExceeded, match=r"has not ended 90 s after it was asked to; .* 900 s after its start"):
         platform.stop(Handle(worker="s0.r0", name="funcpipe-1024/nobody/1000"))
 
 

@@ -46,4 +46,4 @@ def test_a_folder_that_cannot_be_watched_is_looked_at(
     store = FileStorage(tmp_path)
     store.wait("run/a", 20.0, threading.Event())
     assert not store.watches
-    assert "looked at every 0.01 s instead of watched: [Errno 28] folders cannot be watched" in caplog.text
+    assert "polled every 0.01 s instead of watched: [Errno 28] folders cannot be watched" in caplog.text
