@@ -23,8 +23,8 @@ from funcpipe.runstate.keyring import KeyFolder, signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import is_superseded
 from funcpipe.runstate.limits import notice_steps
-from funcpipe.runstate.liveness import find_life, read_heartbeats
-from funcpipe.runstate.owner import owned, told_if_taken
+from funcpipe.runstate.liveness import find_liveness, read_heartbeats
+from funcpipe.runstate.owner import owned, raise_if_taken
 from funcpipe.runstate.run_objects import FoundObjects, find_objects, generations_of
 from funcpipe.runstate.signed_storage import key_of
 from funcpipe.runstate.validation_reports import ValidationKeys, newest_report
@@ -64,7 +64,7 @@ def read_status(
     finished = find_finished(storage, keys)
     if finished is not None:
         return finished_status(record, finished, _newest_validation(storage, record))
-    life = find_life(storage, record, open_platform, clock=clock, pause=pause or time.sleep)
+    life = find_liveness(storage, record, open_platform, clock=clock, pause=pause or time.sleep)
     halt = read_halt(storage, keys)
     index = read_index(storage, keys, first_step=record.first_step)
     saved_step = index.resume_step(len(record.plan.stages), record.plan.replicas)
@@ -160,7 +160,7 @@ def clean(storage: Storage, run: str, open_platform: OpenPlatform = open_by_url,
     found = find_objects(storage, Keys(run).run_prefix)
     if not found.own:
         raise RunUnknown(f"there is no run {run!r} in this storage{_left_alone(found)}")
-    with told_if_taken(run), owned(signed(storage), run, take_over=take_over) as owner:
+    with raise_if_taken(run), owned(signed(storage), run, take_over=take_over) as owner:
         generations = generations_of(find_objects(owner.storage, Keys(run).run_prefix).own)
         payloads = sum(len(find_objects(owner.storage, keys.payloads).own) for keys in generations)
         for keys in generations:

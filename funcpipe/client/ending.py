@@ -7,7 +7,7 @@ from funcpipe.errors import RunUnknown
 from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.runstate.generations import delete_generation, list_generations
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.owner import owned, told_if_taken
+from funcpipe.runstate.owner import owned, raise_if_taken
 from funcpipe.runstate.run_objects import find_objects, generations_of
 
 _log = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ def take_over(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_s
     The other client finds that it does not own the run any more, and leaves it alone. Raises RunTaken if a third client
     takes the run over meanwhile.
     """
-    with told_if_taken(run), owned(storage, run, take_over=True) as owner:
+    with raise_if_taken(run), owned(storage, run, take_over=True) as owner:
         try:
             end_early(owner.storage, run, open_platform, wait_s=wait_s, reason="another client takes it over")
         except RunUnknown:

@@ -13,7 +13,7 @@ from funcpipe.errors import RunUnknown
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.generations import find_record
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.owner import BEAT_S, Ownership, OwnerSight
+from funcpipe.runstate.owner import BEAT_S, Ownership, OwnerWatch
 from funcpipe.runstate.spending import spent_so_far
 from funcpipe.runstate.step_reports import StepReader
 
@@ -82,14 +82,14 @@ class _OwnerLook:
 
     def __init__(self, storage: Storage, record: RunRecord) -> None:
         self._storage, self._record = storage, record
-        self._sight, self._looked_s = OwnerSight(storage, record.run), -BEAT_S
+        self._sight, self._looked_s = OwnerWatch(storage, record.run), -BEAT_S
 
     def look(self) -> None:
         """Raise _OwnerGone if nobody looks after the run, RunUnknown if it has ended."""
         if time.monotonic() - self._looked_s >= BEAT_S:
             self._looked_s = time.monotonic()
             still_there(self._storage, self._record)
-            if self._sight.look() is Ownership.FREE:
+            if self._sight.poll() is Ownership.FREE:
                 raise _OwnerGone
 
 

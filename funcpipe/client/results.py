@@ -31,7 +31,7 @@ from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.documents import readable_documents
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.spending import lasted_s, request_usd, told_requests, worker_reports
+from funcpipe.runstate.spending import lasted_s, reported_requests, request_usd, worker_reports
 from funcpipe.runstate.validation_reports import ValidationKeys
 from funcpipe.runstate.validations import BestModel
 from funcpipe.scheduler.simulator.clocks import aligned
@@ -173,7 +173,7 @@ def collect(
         bill=bill(
             functions,
             reports,
-            told_requests(storage, keys, reports),
+            reported_requests(storage, keys, reports),
             prices,
             stores=plan.stores,
             lasted_s=lasted_s(storage, keys) if prices.stores_usd_h(plan.stores) else 0.0,

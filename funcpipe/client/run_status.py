@@ -6,7 +6,7 @@ from typing import ClassVar
 from funcpipe.client.verdict import Verdict, how_finished
 from funcpipe.core import MB, Busy, FinishedRun, Outcome, RunRecord, ValidationReport, worker_name
 from funcpipe.runstate.finished import ended_step
-from funcpipe.runstate.liveness import WorkerLife, WorkerState
+from funcpipe.runstate.liveness import WorkerLiveness, WorkerState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +103,7 @@ def finished_status(record: RunRecord, finished: FinishedRun, validation: Valida
     )
 
 
-def worker_status(record: RunRecord, number: int, life: WorkerLife) -> WorkerStatus:
+def worker_status(record: RunRecord, number: int, life: WorkerLiveness) -> WorkerStatus:
     """The status of the worker of that number, by stages and replicas, of a run that has not ended."""
     beat, report = life.beat, life.report
     stage = number // record.plan.replicas
@@ -117,7 +117,7 @@ def worker_status(record: RunRecord, number: int, life: WorkerLife) -> WorkerSta
         memory_bytes=0 if beat is None else beat.memory_bytes,
         memory_mb=record.plan.stages[stage].memory_mb if beat is None else beat.memory_mb,
         spent_usd=0.0 if beat is None else beat.spent_usd,
-        heard_s=None if life.heard_s is None else max(life.heard_s, 0.0),
+        heard_s=None if life.seen_ago_s is None else max(life.seen_ago_s, 0.0),
         busy=beat.busy if beat is not None and life.at_work else (),
         error=report.error if report is not None else life.reason or None,
     )

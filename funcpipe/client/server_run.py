@@ -87,7 +87,7 @@ def _trained(job: Job, crew: ServerCrew, run: ServerRun, name: str, renewal: Ren
     history, steps, began_s = History(), list[float](), time.monotonic()
 
     def watch(seen: object, done: float) -> None:
-        renewal.look(time.monotonic() - began_s)
+        renewal.renew_due(time.monotonic() - began_s)
         while len(steps) < len(history.losses):
             steps.append(time.monotonic() - began_s)
         del steps[len(history.losses) :]

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from enum import Enum
 
 from funcpipe.core import Busy, Halt, Heartbeat, RunRecord, worker_name
-from funcpipe.runstate.liveness import RunLife, WorkerLife, WorkerState
+from funcpipe.runstate.liveness import RunLiveness, WorkerLiveness, WorkerState
 from funcpipe.scheduler.tasks import Task
 
 _LONG_STEPS = 3
@@ -31,7 +31,7 @@ class Verdict(Enum):
 
 def judge(
     record: RunRecord,
-    life: RunLife,
+    life: RunLiveness,
     halt: Halt | None,
     failure: str | None,
     *,
@@ -49,7 +49,7 @@ def judge(
     if life.ended(WorkerState.FINISHED, WorkerState.HALTED):
         return Verdict.STOPPED, f"{'it was ended' if halt is None else halt.reason}; {saved}"
     if life.is_dead:
-        return Verdict.DEAD, f"{_how_dead(life)}, last heard {clock_time(life.last_heard_at_s)}, {saved}"
+        return Verdict.DEAD, f"{_how_dead(life)}, last heard {clock_time(life.last_seen_at_s)}, {saved}"
     if life.lost:
         return Verdict.WAITING, f"for worker {describe_lost(life.lost[0])}, which is to be started again; {saved}"
     if (waited := longest_wait(life.workers)) is not None:
@@ -66,7 +66,7 @@ def how_finished(record: RunRecord, step: int) -> str:
     return f"all {record.steps} steps are done"
 
 
-def describe_lost(worker: WorkerLife) -> str:
+def describe_lost(worker: WorkerLiveness) -> str:
     """The name of a worker whose work nobody does, and how that came about."""
     if worker.report is not None:
         return f"{worker.worker}, whose attempt {worker.attempt} failed ({worker.report.error})"
@@ -76,7 +76,7 @@ def describe_lost(worker: WorkerLife) -> str:
     return f"{worker.worker}, last heard {clock_time(heard_at_s)}"
 
 
-def longest_wait(workers: Sequence[WorkerLife]) -> tuple[str, float] | None:
+def longest_wait(workers: Sequence[WorkerLiveness]) -> tuple[str, float] | None:
     """The worker that others have waited for longest, and since when, if that is long.
 
     Whoever is waited for may wait himself: the last in the chain is named.
@@ -121,7 +121,7 @@ def clock_time(at_s: float | None) -> str:
     return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", when)
 
 
-def _how_dead(life: RunLife) -> str:
+def _how_dead(life: RunLiveness) -> str:
     if all(worker.state is not WorkerState.SILENT for worker in life.workers):
         return "all functions have ended"
     return "no function is heard of any more"

@@ -1,1 +1,1 @@
-"""What a run keeps in object storage: keys, documents, leases, checkpoints, generations, and how it is resumed."""
+"""The state of a run in object storage: keys, documents, leases, checkpoints, generations, and resuming."""

@@ -1,4 +1,4 @@
-"""Which checkpoints there are, by the names of their manifests, and which worker can restart from which.
+"""The index of checkpoints, by the names of their manifests, and the workers that can restart from each.
 
 A manifest is called STEP.WRITER.json, or STEP.PART.WRITER.json where the optimiser is divided over the replicas and
 each saves a part. PART is `0of2m`: replica 0 of 2, with the model's tensors (m). So of
@@ -58,7 +58,7 @@ class CheckpointIndex:
         return frozenset(step for step in steps if self.manifests(stage, step)) | {self.first_step}
 
     def restart_step(self, worker: WorkerId) -> int:
-        """Where `worker` restarts if it dies: at the newest checkpoint of its state that it has itself reached."""
+        """Return the step at which `worker` restarts if it dies: its newest checkpoint that it has itself reached."""
         done = self.done.get(worker, self.first_step)
         steps = {step for step, _ in self.saved.get(worker[0], ()) if step <= done}
         return max((step for step in steps if self.manifests_for(worker, step)), default=self.first_step)
@@ -128,7 +128,7 @@ class CheckpointIndex:
 
 
 def read_index(storage: Storage, keys: Keys, *, first_step: int) -> CheckpointIndex:
-    """What is saved of a generation that began at `first_step`, found with two requests."""
+    """Return the index of a generation that began at `first_step`, read with two requests."""
     saved: dict[int, list[tuple[int, str]]] = {}
     files: dict[int, list[str]] = {}
     newest: dict[WorkerId, tuple[int, int]] = {}  # the attempt and the step of the mark that counts

@@ -30,10 +30,10 @@ FILE_BYTES = 64 << 20
 """About how large the files of a checkpoint are: only one file at a time is copied in memory."""
 
 _BLOCK_BYTES = 8 << 20
-"""How much of a file is read back at a time."""
+"""The bytes of a file that are read back at a time."""
 
 _LOOKUPS = 5
-"""How often the newest checkpoint is looked up, if others delete the one that was found before it is read."""
+"""The number of lookups of the newest checkpoint, if others delete the one that was found before it is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,16 +126,16 @@ class Checkpoints:
         self._marks[name] = marks.difference(outdated) | {key}
 
     def take_over_marks(self, worker: WorkerId) -> None:
-        """From now on only marks of this attempt count for `worker`; its first tells what attempts before have done.
+        """Let only marks of this attempt count for `worker`; its first repeats what earlier attempts have done.
 
-        An attempt does this before it looks for where to restart. Otherwise one before it, which is asleep or slow,
-        could put a mark after that look, and others would delete messages that this attempt will read.
+        An attempt does this before it determines where to restart. Otherwise one before it, which is asleep or slow,
+        could put a mark afterwards, and others would delete messages that this attempt will read.
         """
-        name, told = worker_name(*worker), -1
+        name, marked = worker_name(*worker), -1
         while True:  # again if an attempt before has put another mark in between, which others may have seen
             newest = max(self._storage.list(self._keys.progress(name)), key=_step_of, default=None)
             step = self._first_step if newest is None else _step_of(newest)
-            if step == told:
+            if step == marked:
                 return
             try:
                 mark = b"" if newest is None else self._storage.get(newest)
@@ -143,14 +143,14 @@ class Checkpoints:
                 continue
             self._storage.put(self._keys.done(name, self._attempt, step), mark)
             self._marks.pop(name, None)
-            told = step
+            marked = step
 
     def index(self) -> CheckpointIndex:
-        """What is saved, found with two requests."""
+        """Return the index of checkpoints, read with two requests."""
         return read_index(self._storage, self._keys, first_step=self._first_step)
 
     def load_latest(self, worker: WorkerId) -> tuple[int, StageState | None]:
-        """Where `worker` restarts: the step, and its state after it; the state is None if nothing was saved.
+        """Return the step at which `worker` restarts, and its state after it; the state is None if nothing was saved.
 
         Raises RunUnknown if that is damaged. An older checkpoint would not do, as the messages since are deleted: the
         run as a whole can go back to it, this worker alone cannot.

@@ -1,4 +1,4 @@
-"""Which runs their clients have left to themselves: a mark for each, so that a watchdog finds them with one request.
+"""The marks of detached runs: one for each, so that a watchdog finds them with one request.
 
 Marks lie beside the runs, where no run's object can lie, as the name of a run begins with a letter or a digit. The mark
 of run-1/g0000-3fa9c2d11b0c77e4/ is the object _watch/run-1/g0000-3fa9c2d11b0c77e4. It holds the key of the run, wrapped
@@ -42,12 +42,12 @@ class MarkedKeys:
 
 
 def unmark_generation(storage: Storage, prefix: str) -> None:
-    """No watchdog is to restart workers of the generation with that prefix any more."""
+    """Let no watchdog restart workers of the generation with that prefix any more."""
     storage.delete(_mark(prefix))
 
 
 def unmark_run(storage: Storage, run: str) -> None:
-    """No watchdog is to restart workers of `run` any more, whether it was detached or not."""
+    """Let no watchdog restart workers of `run` any more, whether it was detached or not."""
     storage.delete_many(marks_of(storage, run))
 
 
@@ -66,6 +66,6 @@ def _mark(prefix: str) -> str:
 
 
 def _is_mark(key: str) -> bool:
-    """Whether the object `key` is the mark of a generation."""
+    """Return True if the object `key` is the mark of a generation."""
     keys = generation_of(key.removeprefix(MARKS))
     return keys is not None and key == _mark(keys.prefix)

@@ -18,10 +18,10 @@ from funcpipe.platforms.base import Storage
 _log = logging.getLogger(__name__)
 
 READS = 6
-"""How often an object is read before it counts as damaged, or as missing where it must exist."""
+"""The reads of an object before it counts as damaged, or as missing where it must exist."""
 
 POLL_S = 0.2
-"""Pause between two looks for a document that another process will write, where storage does not notify."""
+"""Pause between two polls for a document that another process will write, where storage does not notify."""
 
 D = TypeVar("D", bound=Document)
 
@@ -68,7 +68,7 @@ def find_document(storage: Storage, kind: type[D], key: str) -> D | None:
 
 
 def exists(storage: Storage, key: str) -> bool:
-    """Whether there is an object under `key`, even one that cannot be read."""
+    """Return True if there is an object under `key`, even one that cannot be read."""
     try:
         storage.get(key)
     except KeyMissing:

@@ -1,4 +1,4 @@
-"""What is kept of a run that has finished: its model, as its last checkpoint, and what it took.
+"""The part of a finished run that is kept: its model, as its last checkpoint, and its cost and time.
 
     run-1/generations/0000-3fa9c2d1          run-1/g0000-3fa9c2d1/finished.json
     run-1/generations/0000-3fa9c2d1.json     run-1/g0000-3fa9c2d1/checkpoints/s0/00000042.s0.r0.a00000000.json
@@ -25,12 +25,12 @@ _log = logging.getLogger(__name__)
 
 
 def find_finished(storage: Storage, keys: Keys) -> FinishedRun | None:
-    """What is kept of a generation that has finished and was collected; None if it was not. Raises CorruptMessage."""
+    """Return the kept part of a generation that finished and was collected, or None. Raises CorruptMessage."""
     return find_document(storage, FinishedRun, keys.finished)
 
 
 def ended_step(record: RunRecord, losses: Sequence[float]) -> int:
-    """After how many steps a run has finished that has these losses: its last one, or earlier after a validation."""
+    """Return the steps after which a run with these losses finished: its last one, or earlier after a validation."""
     return record.began_step + len(losses)
 
 
@@ -50,7 +50,7 @@ def last_checkpoint(storage: Storage, record: RunRecord, step: int) -> tuple[tup
 def keep_only_model(storage: Storage, record: RunRecord, finished: FinishedRun, checkpoint: tuple[str, ...]) -> None:
     """Delete all of a finished run's generation but what is kept, of which the `checkpoint` is one part.
 
-    Whoever dies on the way leaves a run that counts as finished, with objects that nobody reads.
+    A client that dies on the way leaves a run that counts as finished, with objects that are never read.
     """
     keys = Keys.of(record)
     put_document(storage, keys.finished, finished)

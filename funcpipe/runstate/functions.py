@@ -1,4 +1,4 @@
-"""The functions of a run: clients and workers start them, and record each in storage so that anybody can stop it."""
+"""The functions of a run: clients and workers start them, and record each in storage so that any client can stop it."""
 
 import json
 import logging
@@ -20,13 +20,13 @@ from funcpipe.runstate.keys import Keys
 _log = logging.getLogger(__name__)
 
 MAX_RESTARTS = 5
-"""How often a worker is restarted while the run makes no step; after that the run is given up."""
+"""The restarts of a worker while the run makes no step; after that the run is given up."""
 
 RESTART_PAUSES = Backoff(first_s=2.0, most_s=30.0)
 """The pauses before a worker is restarted again, while the run makes no step; the first restart comes at once."""
 
 OUT_OF_REACH_S = 5.0
-"""If it takes longer to look for heartbeats, the storage is in trouble, and the silence of others says nothing."""
+"""If listing heartbeats takes longer, the storage is in trouble, and the silence of others proves nothing."""
 
 _STOPS_AT_ONCE = 16
 
@@ -82,7 +82,7 @@ def start_function(
 def start_for_worker(platform: Platform, storage: Storage, keys: Keys, spec: WorkerSpec) -> StartedFunction:
     """Start a function as a worker or a watchdog does; raises Superseded if the run is being deleted.
 
-    Whoever deletes a run deletes its payloads before looking for functions. So either that client sees this one, or the
+    A client that deletes a run deletes its payloads before listing functions. So either it sees this one, or the
     payloads are gone here, and the function is stopped.
     """
     begun = start_function(platform, storage, keys, spec)
@@ -108,7 +108,7 @@ def stop_functions(platform: Platform, handles: Iterable[Handle]) -> None:
 
 
 def list_functions(storage: Storage, keys: Keys, worker: str | None = None) -> tuple[StartedFunction, ...]:
-    """The functions that anybody started for `worker`, or for all workers, in order of worker, attempt and start."""
+    """Return the functions started for `worker`, or for all workers, in order of worker, attempt and start."""
     prefix = keys.functions if worker is None else f"{keys.functions}{worker}/"
     found = []
     for document in readable_documents(storage, FunctionDocument, storage.list(prefix)):

@@ -143,7 +143,7 @@ def newest_record(storage: Storage, run: str) -> RunRecord:
 
 
 def _why_unknown(run: str, own: Sequence[str]) -> str:
-    """What may help who asks for a run of which there is no record."""
+    """Return advice for a user who asks for a run of which there is no record."""
     left = [key for key in own if not key.startswith(Keys(run).owner.prefix)]
     if not left:
         kept = f"one that was stopped is kept for {KEEP_DAYS} days, or what deploy --keep-days says"

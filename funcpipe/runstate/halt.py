@@ -2,8 +2,8 @@
 
 Orders have numbers, and every worker obeys the same ones. A worker may be asleep between its decision and the order,
 and order what was right long ago. Therefore an order of a worker holds only if that worker, when the first who has to
-obey asks, was not superseded but by a successor that it has handed over to; and no order holds if somebody has passed
-its step before it heard of it. Whoever finds out first puts the verdict, and all others read it. An order that does not
+obey asks, was not superseded but by a successor that it has handed over to; and no order holds if a worker has passed
+its step before it read it. The first to find out puts the verdict, and all others read it. An order that does not
 hold may be followed by another; and one to end at once may follow any order to end after a step.
 """
 
@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 ORDERING = RequestCounts(puts=1)
-"""What `halt_run` asks of the storage, where no order has been given before."""
+"""The storage requests of `halt_run`, where no order has been given before."""
 
 
 def read_halt(storage: Storage, keys: Keys) -> Halt | None:
@@ -35,7 +35,7 @@ def read_halt(storage: Storage, keys: Keys) -> Halt | None:
 
 
 def read_halt_reason(storage: Storage, keys: Keys) -> str:
-    """Why the run was ended: by the order that counts, or by the newest, if it was found not to hold in the end."""
+    """Return why the run was ended: by the order that counts, or by the newest, if it was found not to hold."""
     halt = read_halt(storage, keys)
     for _, newest in () if halt is not None else _orders(storage, keys):
         halt = newest
@@ -43,7 +43,7 @@ def read_halt_reason(storage: Storage, keys: Keys) -> str:
 
 
 def read_certain_halt(storage: Storage, keys: Keys) -> Halt | None:
-    """The newest order to end the run that a client gave, or that somebody has found to hold."""
+    """Return the newest order to end the run that a client gave, or that a worker has found to hold."""
     certain = None
     for number, halt in _orders(storage, keys):
         if halt.worker is None or read_verdict(storage, keys, number):
@@ -57,7 +57,7 @@ def read_order(storage: Storage, keys: Keys, number: int) -> Halt | None:
 
 
 def read_verdict(storage: Storage, keys: Keys, number: int) -> bool | None:
-    """Whether the order of that number holds; None if nobody has decided yet, or what was decided cannot be read."""
+    """Return True if the order of that number holds; None if that is not decided yet, or the verdict cannot be read."""
     verdict = find_readable_document(storage, HaltVerdict, keys.verdict(number))
     return None if verdict is None else verdict.holds
 
@@ -69,7 +69,7 @@ def halt_run(storage: Storage, keys: Keys, halt: Halt) -> Halt:
             put_document(storage, keys.order(number), halt, if_absent=True)
         except KeyExists:
             other = find_readable_document(storage, Halt, keys.order(number))
-            if other is None:  # it cannot be read, so nobody obeys it
+            if other is None:  # it cannot be read, so no worker obeys it
                 continue
             overruled = halt.step is None and other.step is not None
             if overruled or read_verdict(storage, keys, number) is False:
@@ -82,7 +82,7 @@ def halt_run(storage: Storage, keys: Keys, halt: Halt) -> Halt:
 
 
 def decide(storage: Storage, keys: Keys, number: int, halt: Halt, *, late: bool = False) -> bool:
-    """Whether the order `halt` of that number holds, as the first who has asked has found.
+    """Return True if the order `halt` of that number holds, as the first worker that asked has found.
 
     The caller must obey it now, or is `late`: it has passed the order's step already.
     """
@@ -101,7 +101,7 @@ def decide(storage: Storage, keys: Keys, number: int, halt: Halt, *, late: bool 
 
 
 def _may_order(storage: Storage, keys: Keys, worker: str, attempt: int) -> bool:
-    """Whether what an attempt has ordered holds: it still is the worker, or has handed over, which it does last."""
+    """Return True if an attempt's orders hold: it still is the worker, or has handed over, which it does last."""
     return not is_superseded(storage, keys, worker, attempt) or exists(storage, keys.hand_over(worker, attempt))
 
 

@@ -1,7 +1,7 @@
 """The keys of runs that were started on this machine: a file for each generation, which only its user may read.
 
 They lie in `$FUNCPIPE_KEY_DIR`, or in `funcpipe/keys` where the user's programs keep their state (`$XDG_STATE_HOME`,
-else `~/.local/state`). On another machine `$FUNCPIPE_RUN_KEY` tells the key of one run.
+else `~/.local/state`). On another machine `$FUNCPIPE_RUN_KEY` has the key of one run.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ class KeyFolder:
         self._folder = folder
 
     def keep(self, keys: Keys, run_key: RunKey) -> None:
-        """Keep the key of a generation. Nobody else may read it. Raises InputError where nothing can be kept."""
+        """Keep the key of a generation, readable by this user alone. Raises InputError where nothing can be kept."""
         try:
             path = self._file(keys)
             path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -39,7 +39,7 @@ class KeyFolder:
             raise
         except OSError as error:
             raise InputError(
-                f"the key of run {keys.run} cannot be kept: {error}; without it nobody can look after the run: set "
+                f"the key of run {keys.run} cannot be kept: {error}; without it the run cannot be watched: set "
                 f"{FOLDER} to a folder that can be written and lasts as long as the run"
             ) from error
         with open(file, "w", encoding="ascii") as opened:
@@ -47,8 +47,8 @@ class KeyFolder:
 
     def find(self, keys: Keys) -> RunKey | None:
         """The key of a generation, if it is known here. Raises InvalidValue where that is no key."""
-        told = os.environ.get(RUN_KEY)
-        if told and (run_key := RunKey(told.strip())).fingerprint == keys.nonce:
+        given = os.environ.get(RUN_KEY)
+        if given and (run_key := RunKey(given.strip())).fingerprint == keys.nonce:
             return run_key
         try:
             run_key = RunKey(self._file(keys).read_text(encoding="ascii").strip())
@@ -72,7 +72,7 @@ def signed(storage: Storage) -> Storage:
 
 
 def _default_folder() -> Path:
-    told = os.environ.get(FOLDER)
-    if told:
-        return Path(told)
+    given = os.environ.get(FOLDER)
+    if given:
+        return Path(given)
     return state_folder() / "keys"

@@ -38,7 +38,7 @@ class OfGeneration(Protocol):
 
     @property
     def nonce(self) -> str:
-        """What tells the generation from others of that number."""
+        """The part of the name that distinguishes the generation from others of that number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,27 +67,27 @@ class Keys:
 
     @property
     def run_prefix(self) -> str:
-        """What every key of the run begins with."""
+        """The prefix of every key of the run."""
         return f"{self.run}/"
 
     @property
     def owner(self) -> "OwnerKeys":
-        """The keys of what clients of the run tell each other."""
+        """The keys of the leases and statements of the clients that own the run."""
         return OwnerKeys(self.run)
 
     @property
     def prefix(self) -> str:
-        """What every key of the generation begins with."""
+        """The prefix of every key of the generation."""
         return f"{self.run}/g{self._name}/"
 
     @property
     def reservations(self) -> str:
-        """What the keys of all reservations begin with."""
+        """The prefix of all reservations."""
         return f"{self.run}/generations/"
 
     @property
     def reservation(self) -> str:
-        """Tells that this generation exists; written first."""
+        """The reservation, which marks that this generation exists; written first."""
         return f"{self.reservations}{self._name}"
 
     @property
@@ -112,7 +112,7 @@ class Keys:
 
     @property
     def finished(self) -> str:
-        """What is kept of the run once it has finished; with it, the generation has no functions and no messages."""
+        """The kept part of a finished run; with it, the generation has no functions and no messages."""
         return self._key("finished.json")
 
     @property
@@ -125,7 +125,7 @@ class Keys:
         return self._key("halts", f"{number:08d}")
 
     def verdict(self, number: int) -> str:
-        """Whether the order `number` holds."""
+        """Return the key of the verdict on the order `number`."""
         return self._key("halts", f"{number:08d}.verdict")
 
     def bundle(self, stage: int) -> str:
@@ -146,7 +146,7 @@ class Keys:
 
     @property
     def payloads(self) -> str:
-        """What the keys of all payloads begin with."""
+        """The prefix of all payloads."""
         return self._folder("payloads")
 
     def message(self, worker: str, step: int, task: str) -> str:
@@ -154,7 +154,7 @@ class Keys:
         return self._key("messages", worker, f"{step:08d}", task)
 
     def messages(self, worker: str) -> str:
-        """What the keys of all messages of `worker` begin with."""
+        """Return the prefix of all messages of `worker`."""
         return self._folder("messages", worker)
 
     def step_report(self, step: int, worker: str) -> str:
@@ -163,28 +163,28 @@ class Keys:
 
     @property
     def step_reports(self) -> str:
-        """What the keys of all losses begin with."""
+        """The prefix of all step reports."""
         return self._folder("steps")
 
     def step_summary(self, worker: str, attempt: int, steps: int) -> str:
-        """What `attempt` of `worker` knows of all losses of the generation's steps before step `steps`."""
+        """Return the key of `attempt` of `worker`'s summary of the generation's steps before step `steps`."""
         return self._key("losses", worker, f"{attempt:08d}.{steps:08d}")
 
     def step_summaries(self, worker: str) -> str:
-        """What the keys of all summaries of `worker` begin with."""
+        """Return the prefix of all summaries of `worker`."""
         return self._folder("losses", worker)
 
     @property
     def all_step_summaries(self) -> str:
-        """What the keys of all workers' summaries begin with."""
+        """The prefix of all workers' summaries."""
         return self._folder("losses")
 
     def lease(self, worker: str, attempt: int) -> str:
-        """Which function is attempt `attempt` of `worker`."""
+        """Return the key of the lease of attempt `attempt` of `worker`."""
         return self._key("leases", worker, f"{attempt:08d}")
 
     def leases(self, worker: str) -> str:
-        """What the keys of all leases of `worker` begin with."""
+        """Return the prefix of all leases of `worker`."""
         return self._folder("leases", worker)
 
     def heartbeat(self, worker: str, attempt: int) -> str:
@@ -192,16 +192,16 @@ class Keys:
         return self._key("heartbeats", worker, f"{attempt:08d}")
 
     def heartbeats(self, worker: str) -> str:
-        """What the keys of all heartbeats of `worker` begin with."""
+        """Return the prefix of all heartbeats of `worker`."""
         return self._folder("heartbeats", worker)
 
     @property
     def all_heartbeats(self) -> str:
-        """What the keys of all workers' heartbeats begin with."""
+        """The prefix of all workers' heartbeats."""
         return self._folder("heartbeats")
 
     def hand_over(self, worker: str, attempt: int) -> str:
-        """What an attempt of `worker` leaves to the next when it hands over."""
+        """Return the key of the message that an attempt of `worker` leaves to the next when it hands over."""
         return self._key("hand-overs", worker, f"{attempt:08d}")
 
     def restart(self, worker: str, number: int) -> str:
@@ -214,7 +214,7 @@ class Keys:
 
     @property
     def functions(self) -> str:
-        """What the keys of all functions' handles begin with."""
+        """The prefix of all functions' handles."""
         return self._folder("functions")
 
     def worker_report(self, worker: str, attempt: int) -> str:
@@ -223,7 +223,7 @@ class Keys:
 
     @property
     def worker_reports(self) -> str:
-        """What the keys of all workers' reports begin with."""
+        """The prefix of all workers' reports."""
         return self._folder("reports")
 
     def trace(self, worker: str, attempt: int) -> str:
@@ -232,7 +232,7 @@ class Keys:
 
     @property
     def traces(self) -> str:
-        """What the keys of all traces begin with."""
+        """The prefix of all traces."""
         return self._folder("traces")
 
     def done(self, worker: str, attempt: int, step: int) -> str:
@@ -240,12 +240,12 @@ class Keys:
         return self._key("progress", worker, f"{attempt:08d}.{step:08d}")
 
     def progress(self, worker: str) -> str:
-        """What the `done` keys of `worker` begin with."""
+        """Return the prefix of the `done` keys of `worker`."""
         return self._folder("progress", worker)
 
     @property
     def all_progress(self) -> str:
-        """What the `done` keys of all workers begin with."""
+        """The prefix of the `done` keys of all workers."""
         return self._folder("progress")
 
     def renewal(self, day: int) -> str:
@@ -254,7 +254,7 @@ class Keys:
 
     @property
     def renewals(self) -> str:
-        """What the keys of all renewals begin with."""
+        """The prefix of all renewals."""
         return self._folder("renewals")
 
     def checkpoint(self, stage: int, name: str) -> str:
@@ -263,7 +263,7 @@ class Keys:
 
     @property
     def checkpoints(self) -> str:
-        """What the keys of all files of checkpoints begin with."""
+        """The prefix of all files of checkpoints."""
         return self._folder("checkpoints")
 
     @property
@@ -287,19 +287,19 @@ def generation_of(key: str) -> Keys | None:
 
 
 def is_message(key: str) -> bool:
-    """Whether the object `key` is a message of a worker."""
+    """Return True if the object `key` is a message of a worker."""
     match = _PLACE.match(key)
     return match is not None and match[4] is not None
 
 
 class OwnerKeys(Keys):
-    """Keys of what clients of a run tell each other, which belongs to no generation."""
+    """Keys of the leases and statements of the clients that own a run, which belong to no generation."""
 
     __slots__ = ()
 
     @property
     def prefix(self) -> str:
-        """What all of these keys begin with."""
+        """The prefix of all of these keys."""
         return f"{self.run}/owner/"
 
     def owner_lease(self, number: int, token: str) -> str:
@@ -308,14 +308,14 @@ class OwnerKeys(Keys):
 
     @property
     def owner_leases(self) -> str:
-        """What the keys of all owners' leases begin with."""
+        """The prefix of all owners' leases."""
         return self._folder("leases")
 
     def owner_heartbeat(self, number: int, token: str) -> str:
-        """What the owner of that number says of itself; `token` is its own."""
+        """Return the key of the heartbeat of the owner of that number; `token` is its own."""
         return self._key("heartbeats", f"{number:08d}.{token}")
 
     @property
     def owner_heartbeats(self) -> str:
-        """What the keys of all that owners say begin with."""
+        """The prefix of all owners' heartbeats."""
         return self._folder("heartbeats")

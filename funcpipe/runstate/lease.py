@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 
 
 CLOSING = RequestCounts(puts=1, gets=2, empty_gets=1)
-"""What `Lease.close` asks of the storage: is there a successor, is this lease still here, and the last entry."""
+"""The storage requests of `Lease.close`: is there a successor, is this lease still here, and the last entry."""
 
 
 class Fence(ABC):
@@ -54,7 +54,7 @@ class Fence(ABC):
 
     @property
     def lost(self) -> bool:
-        """Whether it is known to be gone."""
+        """True if it is known to be gone."""
         return self._loss is not None
 
     def check(self) -> None:
@@ -112,7 +112,7 @@ class Lease(Fence):
         _log.info("took the lease")
 
     def close(self, ended: Outcome) -> None:
-        """End the worker for good: nobody can succeed this attempt. Raises Superseded if somebody has."""
+        """End the worker for good: nothing can succeed this attempt. Raises Superseded if a successor has begun."""
         self.check_now()
         if not self._put(self._attempt + 1, LeaseDocument(holder=self._holder, ended=ended)):
             self._lose(f"attempt {self._attempt + 1} of {self._worker} has begun")
@@ -132,7 +132,7 @@ class Lease(Fence):
             self._checked_s = asked_s
 
     def _check_own(self) -> None:
-        """Raise Superseded if this attempt is another function, or nobody any more."""
+        """Raise Superseded if this attempt has another function, or none any more."""
         try:
             own = get_listed_document(self._storage, LeaseDocument, self._keys.lease(self._worker, self._attempt))
         except KeyMissing:
@@ -154,7 +154,7 @@ class Lease(Fence):
         return True
 
     def _has_ended(self) -> bool:
-        """Whether the entry before this attempt's says that the worker has ended."""
+        """Return True if the entry before this attempt's says that the worker has ended."""
         key = self._keys.lease(self._worker, self._attempt - 1)
         before = find_readable_document(self._storage, LeaseDocument, key)
         return before is not None and before.ended is not None
@@ -212,6 +212,6 @@ def newest_attempt(storage: Storage, keys: Keys, worker: str) -> int | None:
 
 
 def is_superseded(storage: Storage, keys: Keys, worker: str, attempt: int) -> bool:
-    """Whether `attempt` of `worker` has a successor."""
+    """Return True if `attempt` of `worker` has a successor."""
     last = last_attempt(storage, keys, worker)
     return last is not None and last.attempt > attempt

@@ -11,7 +11,7 @@ from funcpipe.core import Halt, RunAccount, RunLimits
 
 
 class BudgetGuard:
-    """Tells in one function when the run exceeds its limits."""
+    """Reports in one function when the run exceeds its limits."""
 
     def __init__(
         self,
@@ -21,7 +21,7 @@ class BudgetGuard:
         *,
         requests_usd: Callable[[], float] = lambda: 0.0,
     ) -> None:
-        """`requests_usd` tells what the requests of the whole run have cost since this function was invoked."""
+        """Take `requests_usd`, which returns the cost of the whole run's requests since this function was invoked."""
         self._limits = limits
         self._account = account
         self._heartbeat_s = heartbeat_s
@@ -52,11 +52,11 @@ class BudgetGuard:
 
     @property
     def is_limited(self) -> bool:
-        """Whether the run has a limit at all."""
+        """True if the run has a limit at all."""
         return self._limits.max_usd is not None or self._limits.deadline_s is not None
 
     def exceeded(self, age_s: float, *, ahead_s: float = 0.0, beside_s: float = 0.0) -> str | None:
-        """Which limit is exceeded `ahead_s` after this function is `age_s` old, if requests go on as they have.
+        """Return the limit that is exceeded `ahead_s` after this function is `age_s` old, if requests go on as so far.
 
         Until then all functions run beside their successors for `beside_s` that are not counted yet.
         """
@@ -91,10 +91,10 @@ class BudgetGuard:
 
 
 def too_expensive(max_usd: float) -> str:
-    """Why a run ends that reaches the limit of its cost."""
+    """Return the reason of a run that ends at the limit of its cost."""
     return f"it would cost more than ${max_usd:g}"
 
 
 def notice_steps(heartbeat_s: float, step_s: float) -> int:
-    """The steps in which a function, which looks for orders with each heartbeat, looks twice; and one more."""
+    """Return the steps in which a function, which polls for orders with each heartbeat, polls twice; and one more."""
     return 1 + math.ceil(2 * heartbeat_s / max(step_s, 1e-3))

@@ -1,8 +1,8 @@
-"""Who of a run is alive: what each worker's newest function does, by all that tells of it.
+"""The liveness of a run: the state of each worker's newest function, by report, platform and heartbeat.
 
-A report says how a function ended, the platform whether it runs, a heartbeat when it was last heard of. Clocks may
+A report says how a function ended, the platform whether it runs, a heartbeat when it was last alive. Clocks may
 differ by minutes, so a heartbeat's age proves nothing by itself. If it seems old, or the platform cannot be asked,
-there is a second look after more than one interval: who has sent another heartbeat meanwhile is at work.
+there is a second check after more than one interval: a worker that has sent another heartbeat meanwhile is at work.
 """
 
 import time
@@ -21,7 +21,7 @@ from funcpipe.runstate.lease import last_attempt
 
 
 class WorkerState(Enum):
-    """What a worker does. The last three are ends that no other attempt follows."""
+    """The state of a worker. The last three are ends that no other attempt follows."""
 
     STARTING = "starting"
     WORKING = "working"
@@ -38,10 +38,10 @@ _ENDS = {Outcome.FINISHED: WorkerState.FINISHED, Outcome.HALTED: WorkerState.HAL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerLife:
-    """What is known of a worker: its newest attempt, its last heartbeat, and the report of how it ended.
+class WorkerLiveness:
+    """The liveness of a worker: its newest attempt, its last heartbeat, and the report of how it ended.
 
-    `heard_s` is the age of the newest sign of life, by the clock of its machine and the one of this process; None if
+    `seen_ago_s` is the age of the newest sign of life, by the clock of its machine and the one of this process; None if
     there is none. `reason` says how a function ended that left no report, where the platform knows; `unasked` says
     that the platform could not be asked.
     """
@@ -51,77 +51,77 @@ class WorkerLife:
     attempt: int = 0
     beat: Heartbeat | None = None
     report: WorkerReport | None = None
-    heard_s: float | None = None
+    seen_ago_s: float | None = None
     reason: str = ""
     unasked: bool = False
 
     @property
     def at_work(self) -> bool:
-        """Whether a function is this worker, or is about to be."""
+        """True if a function is this worker, or is about to be."""
         return self.state in _AT_WORK
 
     @property
     def lost(self) -> bool:
-        """Whether its work is not done, and no function seems to do it."""
+        """True if its work is not done, and no function seems to do it."""
         return self.state in _LOST
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunLife:
-    """What is known of all workers of a run, in order of stages and replicas."""
+class RunLiveness:
+    """The liveness of all workers of a run, in order of stages and replicas."""
 
-    workers: tuple[WorkerLife, ...]
+    workers: tuple[WorkerLiveness, ...]
 
     @property
     def is_dead(self) -> bool:
-        """Whether work is left, and nobody does it: no function will restart another one."""
+        """True if work is left, and no function does it or will restart another one."""
         return any(worker.lost for worker in self.workers) and not any(worker.at_work for worker in self.workers)
 
     @property
-    def lost(self) -> tuple[WorkerLife, ...]:
-        """The workers whose work nobody does."""
+    def lost(self) -> tuple[WorkerLiveness, ...]:
+        """The workers whose work no function does."""
         return tuple(worker for worker in self.workers if worker.lost)
 
     def ended(self, *states: WorkerState) -> bool:
-        """Whether all workers have ended in one of these states."""
+        """Return True if all workers have ended in one of these states."""
         return bool(self.workers) and all(worker.state in states for worker in self.workers)
 
     @property
-    def last_heard_at_s(self) -> float | None:
-        """When a function was last heard of, by its own clock."""
+    def last_seen_at_s(self) -> float | None:
+        """The time of the last sign of life of any function, by its own clock."""
         beats = [worker.beat.sent_at_s for worker in self.workers if worker.beat is not None]
         reports = [worker.report.ended_at_s for worker in self.workers if worker.report is not None]
         return max([*beats, *reports], default=None)
 
 
 def silent_after_s(faults: FaultTolerance) -> float:
-    """A function counts as lost when nothing was heard of it for so long."""
+    """Return the seconds of silence after which a function counts as lost."""
     return faults.lease_s + 3 * faults.heartbeat_s + 2 * faults.cold_start_s
 
 
-def find_life(
+def find_liveness(
     storage: Storage,
     record: RunRecord,
     open_platform: OpenPlatform | None = None,
     *,
     clock: Callable[[], float] = time.time,
     pause: Callable[[float], None] = time.sleep,
-) -> RunLife:
-    """Who of the run is alive. A second look, if there must be one, takes until two heartbeats should have come."""
+) -> RunLiveness:
+    """Return the liveness of the run. A second check, if needed, takes until two heartbeats should have come."""
     keys = Keys.of(record)
     faults = _faults(storage, keys)
     functions = list_functions(storage, keys)
     platform = _opened(record, open_platform)
     beats = read_heartbeats(storage, record)
-    lives = []
+    found = []
     for worker, beat in zip(worker_names(record), beats, strict=True):
         own = [function for function in functions if function.worker == worker]
-        lives.append(_look(storage, keys, _Signs(worker, beat, own, platform), faults, clock()))
-    return RunLife(workers=_look_again(storage, keys, lives, faults, pause))
+        found.append(_check(storage, keys, _Signs(worker, beat, own, platform), faults, clock()))
+    return RunLiveness(workers=_check_again(storage, keys, found, faults, pause))
 
 
 def all_finished(storage: Storage, record: RunRecord) -> bool:
-    """Whether every worker of the run has done its last step: nobody restarts any of them, and nobody needs to."""
+    """Return True if every worker of the run has done its last step: none is restarted, and none needs to be."""
     lasts = [last_attempt(storage, Keys.of(record), worker) for worker in worker_names(record)]
     return all(last is not None and last.ended is Outcome.FINISHED for last in lasts)
 
@@ -140,7 +140,7 @@ def read_heartbeats(storage: Storage, record: RunRecord) -> list[Heartbeat | Non
 
 @dataclass(frozen=True)
 class _Signs:
-    """What tells of one worker, besides reports."""
+    """The signs of life of one worker, besides reports."""
 
     worker: str
     beat: Heartbeat | None
@@ -149,12 +149,12 @@ class _Signs:
 
     @property
     def attempt(self) -> int:
-        """The newest attempt that was started or heard of."""
-        heard = -1 if self.beat is None else self.beat.attempt
-        return max([0, heard, *(function.attempt for function in self.functions)])
+        """The newest attempt that was started or has sent a heartbeat."""
+        beaten = -1 if self.beat is None else self.beat.attempt
+        return max([0, beaten, *(function.attempt for function in self.functions)])
 
     def statuses(self) -> list[Status] | None:
-        """What the platform says of all functions that can still be the worker; None if it cannot be asked."""
+        """Return the platform's status of all functions that can still be the worker; None if it cannot be asked."""
         if self.platform is None or not self.functions:
             return None
         first = self.attempt if self.beat is None else self.beat.attempt
@@ -164,60 +164,63 @@ class _Signs:
             return None
 
 
-def _look(storage: Storage, keys: Keys, signs: _Signs, faults: FaultTolerance, now_s: float) -> WorkerLife:
-    """What is known of one worker at one look."""
+def _check(storage: Storage, keys: Keys, signs: _Signs, faults: FaultTolerance, now_s: float) -> WorkerLiveness:
     beat = signs.beat
-    life = WorkerLife(worker=signs.worker, state=WorkerState.DEAD, attempt=signs.attempt, beat=beat)
+    liveness = WorkerLiveness(worker=signs.worker, state=WorkerState.DEAD, attempt=signs.attempt, beat=beat)
     last = last_attempt(storage, keys, signs.worker)
     ended = None if last is None else last.ended
     attempt = last.attempt if last is not None and ended is not None else signs.attempt
     report = find_readable_document(storage, WorkerReport, keys.worker_report(signs.worker, attempt))
-    heard_s = None if report is None else now_s - report.ended_at_s
+    seen_ago_s = None if report is None else now_s - report.ended_at_s
     if ended is not None:  # a successor that waits is not needed any more
-        return replace(life, attempt=attempt, report=report, heard_s=heard_s, state=_ENDS[ended])
+        return replace(liveness, attempt=attempt, report=report, seen_ago_s=seen_ago_s, state=_ENDS[ended])
     if report is not None and report.outcome is Outcome.FAILED:
-        return replace(life, report=report, heard_s=heard_s)
-    return _unreported(life, signs, faults, now_s)
+        return replace(liveness, report=report, seen_ago_s=seen_ago_s)
+    return _unreported(liveness, signs, faults, now_s)
 
 
-def _unreported(life: WorkerLife, signs: _Signs, faults: FaultTolerance, now_s: float) -> WorkerLife:
-    """What a worker does whose newest attempt has left no report."""
-    beat, newest = life.beat, max(signs.functions, key=lambda function: function.attempt, default=None)
-    begun = beat is not None and beat.attempt == life.attempt
+def _unreported(liveness: WorkerLiveness, signs: _Signs, faults: FaultTolerance, now_s: float) -> WorkerLiveness:
+    """Return the liveness of a worker whose newest attempt has left no report."""
+    beat, newest = liveness.beat, max(signs.functions, key=lambda function: function.attempt, default=None)
+    begun = beat is not None and beat.attempt == liveness.attempt
     beat_age_s = None if beat is None else now_s - beat.sent_at_s
     start_age_s = None if newest is None or begun else now_s - newest.started_at_s
     ages_s = [age_s for age_s in (beat_age_s, start_age_s) if age_s is not None]
     statuses = signs.statuses()
-    life = replace(life, heard_s=min(ages_s, default=None), unasked=statuses is None)
+    liveness = replace(liveness, seen_ago_s=min(ages_s, default=None), unasked=statuses is None)
     if statuses is not None and not any(status.state is State.RUNNING for status in statuses):
-        return replace(life, reason=statuses[-1].reason)
+        return replace(liveness, reason=statuses[-1].reason)
 
     def fresh(age_s: float | None, limit_s: float) -> bool:
         return age_s is not None and -2 * faults.heartbeat_s <= age_s <= limit_s
 
     if statuses is not None and fresh(beat_age_s, silent_after_s(faults)):
-        return replace(life, state=WorkerState.WORKING)
+        return replace(liveness, state=WorkerState.WORKING)
     if fresh(start_age_s, faults.start_s + 2 * faults.cold_start_s):
-        return replace(life, state=WorkerState.STARTING)
-    return replace(life, state=WorkerState.SILENT)
+        return replace(liveness, state=WorkerState.STARTING)
+    return replace(liveness, state=WorkerState.SILENT)
 
 
-def _look_again(
-    storage: Storage, keys: Keys, lives: Sequence[WorkerLife], faults: FaultTolerance, pause: Callable[[float], None]
-) -> tuple[WorkerLife, ...]:
-    """Those who seemed silent, but have sent a heartbeat meanwhile, are at work."""
-    found = {life.worker: life for life in lives}
-    silent = [life for life in lives if life.state is WorkerState.SILENT]
+def _check_again(
+    storage: Storage,
+    keys: Keys,
+    first: Sequence[WorkerLiveness],
+    faults: FaultTolerance,
+    pause: Callable[[float], None],
+) -> tuple[WorkerLiveness, ...]:
+    """Count workers as at work that seemed silent, but have sent a heartbeat meanwhile."""
+    found = {liveness.worker: liveness for liveness in first}
+    silent = [liveness for liveness in first if liveness.state is WorkerState.SILENT]
     waited_s = 0.0
     while silent and waited_s < 2 * faults.heartbeat_s:
         pause(min(POLL_S, faults.heartbeat_s))
         waited_s += min(POLL_S, faults.heartbeat_s)
-        for life in silent:
-            beat = newest_heartbeat(storage, keys, life.worker)
-            if beat is not None and beat != life.beat:
-                awake = replace(life, state=WorkerState.WORKING, attempt=beat.attempt, beat=beat, heard_s=0.0)
-                found[life.worker] = awake
-        silent = [life for life in silent if found[life.worker] is life]
+        for liveness in silent:
+            beat = newest_heartbeat(storage, keys, liveness.worker)
+            if beat is not None and beat != liveness.beat:
+                awake = replace(liveness, state=WorkerState.WORKING, attempt=beat.attempt, beat=beat, seen_ago_s=0.0)
+                found[liveness.worker] = awake
+        silent = [liveness for liveness in silent if found[liveness.worker] is liveness]
     return tuple(found.values())
 
 

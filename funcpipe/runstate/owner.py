@@ -10,7 +10,7 @@ seconds is dead.
 
 A run that is deleted takes its leases along, and the numbers begin anew. So each lease has a key of its own, which a
 client that wakes late cannot take for another: it deletes its own lease, and what it found while it owned the run. Of
-clients that put the same number at once, each looks at all leases after its put: one of any two sees the other, and who
+clients that put the same number at once, each lists all leases after its put: one of any two sees the other, and who
 sees another withdraws and tries again.
 """
 
@@ -49,10 +49,10 @@ from funcpipe.runstate.run_objects import find_objects
 _log = logging.getLogger(__name__)
 
 BEAT_S = 2.0
-"""How often an owner says that it is still there."""
+"""The interval of an owner's heartbeats."""
 
 _SILENT_BEATS, _SILENT_S = 5, 5.0
-_LOOK_S = 0.1
+_POLL_S = 0.1
 _WITHDRAWN_S = 0.5
 """At most how long a client waits that has withdrawn: some other time than others that have."""
 
@@ -61,15 +61,15 @@ _MOST_MISSING = 3
 
 
 class Ownership(Enum):
-    """What another client knows of a run's owner so far."""
+    """Another client's knowledge of a run's owner so far."""
 
     FREE = "there is none"
     HELD = "it is alive"
     UNCLEAR = "it may be dead"
 
 
-class OwnerSight:
-    """What another client sees of the owner of `run`, look by look; `document` is what the owner said last."""
+class OwnerWatch:
+    """Watches the owner of `run` for another client, poll by poll; `document` is the owner's last statement."""
 
     def __init__(self, storage: Storage, run: str, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._storage = storage
@@ -82,11 +82,11 @@ class OwnerSight:
 
     @property
     def attempt(self) -> int | None:
-        """The number of the newest owner, as of the last look."""
+        """The number of the newest owner, as of the last poll."""
         return None if self._seen is None else self._seen[0]
 
-    def look(self) -> Ownership:
-        """What is known after another look."""
+    def poll(self) -> Ownership:
+        """Return the knowledge after another poll."""
         leases = _list_leases(self._storage, self._keys)
         if not leases:
             self._seen = (None, None)
@@ -105,14 +105,14 @@ class OwnerSight:
         return Ownership.HELD if self._changed and self.document is not None else Ownership.UNCLEAR
 
     def refuse(self) -> RunTaken:
-        """The error that tells who owns the run, and what to do."""
+        """Return the error that names the owner of the run, and the way out."""
         took_s = self._clock() - self._began_s
         _log.info("run %s: another client owns it, as was clear after %.2f s", self._keys.run, took_s)
         watches = self.document is not None and self.document.watches
         return RunTaken(self._keys.run, _who(self.document), watches=watches)
 
     def _read(self, leases: Iterable[str]) -> OwnerDocument | None:
-        """What the holder of one of `leases` says; who has withdrawn has said nothing."""
+        """Return the statement of the holder of one of `leases`; a client that has withdrawn has made none."""
         for lease in leases:
             heartbeat = self._keys.owner_heartbeats + lease.removeprefix(self._keys.owner_leases)
             with contextlib.suppress(KeyMissing, CorruptMessage):
@@ -224,7 +224,7 @@ class Owner:
         return self
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
-        """Leave the run to whoever wants it next; nothing stays if there is nothing else of the run."""
+        """Leave the run to the next client that wants it; nothing stays if there is nothing else of the run."""
         self._end_thread()
         try:
             if not self._gone:
@@ -242,7 +242,7 @@ class Owner:
         self._lease.check_now()
 
     def beat(self) -> None:
-        """Say that this client is still there."""
+        """Send a heartbeat."""
         self._document = replace(self._document, beat=self._document.beat + 1)
         put_document(self._raw, self._key, self._document)
 
@@ -310,12 +310,12 @@ def owned(
     """
     missing = 0
     while True:
-        sight = OwnerSight(storage, run)
-        while (known := sight.look()) is Ownership.UNCLEAR and not take_over:
-            time.sleep(_LOOK_S)
+        watch = OwnerWatch(storage, run)
+        while (known := watch.poll()) is Ownership.UNCLEAR and not take_over:
+            time.sleep(_POLL_S)
         if known is Ownership.HELD and not take_over:
-            raise sight.refuse()
-        attempt = 0 if sight.attempt is None else sight.attempt + 1
+            raise watch.refuse()
+        attempt = 0 if watch.attempt is None else watch.attempt + 1
         owner = Owner(storage, run, attempt, every_s=every_s, watches=watches)
         try:
             owner.take()
@@ -335,7 +335,7 @@ def owned(
 
 
 @contextlib.contextmanager
-def told_if_taken(run: str) -> Iterator[None]:
+def raise_if_taken(run: str) -> Iterator[None]:
     """Raise RunTaken if, within this context, another client is found to have taken `run` over, RunUnknown if the lease
     of this one is gone.
     """
@@ -352,11 +352,11 @@ def refuse_if_owned(storage: Storage, run: str, *, clock: Callable[[], float] = 
 
     This only spares a second client needless work: in case of doubt, `owned` decides.
     """
-    sight, until_s = OwnerSight(storage, run, clock=clock), clock() + 2 * BEAT_S
-    while (known := sight.look()) is Ownership.UNCLEAR and clock() < until_s:
-        time.sleep(_LOOK_S)
-    if known is Ownership.HELD and not (sight.document is not None and sight.document.watches):
-        raise sight.refuse()
+    watch, until_s = OwnerWatch(storage, run, clock=clock), clock() + 2 * BEAT_S
+    while (known := watch.poll()) is Ownership.UNCLEAR and clock() < until_s:
+        time.sleep(_POLL_S)
+    if known is Ownership.HELD and not (watch.document is not None and watch.document.watches):
+        raise watch.refuse()
 
 
 def _myself() -> str:

@@ -3,7 +3,7 @@
     run-1/g0000-3fa9c2d1/renewals/00000003     says that this was done on the third day of the run
 
 One function does it for all, or the client where there is no other. Its clock is the time that the run has taken, so
-that no two clocks are compared. What nobody will read again is left to its age: all that dead attempts have left but
+that no two clocks are compared. Objects that will not be read again are left to their age: all of dead attempts but
 what the bill needs. Of a live one, the heartbeat is written anew all the time.
 """
 
@@ -22,7 +22,7 @@ from funcpipe.runstate.run_objects import find_objects
 _log = logging.getLogger(__name__)
 
 DAY_S = 86_400.0
-"""How often this is done: at least twice as often as the shortest age at which a deployment's objects expire."""
+"""The interval of renewals: at least twice as often as the shortest age at which a deployment's objects expire."""
 
 _AT_ONCE = 8
 _OF_ATTEMPT = re.compile(r".+/(leases|heartbeats|hand-overs|traces|reports)/([^/]+)/(\d{8})", re.ASCII)
@@ -31,7 +31,7 @@ _OF_ATTEMPT = re.compile(r".+/(leases|heartbeats|hand-overs|traces|reports)/([^/
 class Renewal:
     """Makes the objects of a run young, once in each day that it goes on, in a thread of its own within its context.
 
-    Where several may do it, one after the other, a mark of the generation `keys` tells which days are done.
+    Where several may do it, one after the other, a mark of the generation `keys` says which days are done.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Renewal:
         keys: Keys | None = None,
         renewed: Callable[[int], None] = lambda count: None,
     ) -> None:
-        """`renewed` is told of how many objects were touched, whenever some were."""
+        """Call `renewed` with the number of objects that were touched, whenever some were."""
         self._storage = storage
         self._run = run
         self._keys = keys
@@ -60,7 +60,7 @@ class Renewal:
         self._cancel.set()
         self._thread.shutdown(wait=True)
 
-    def look(self, run_s: float) -> None:
+    def renew_due(self, run_s: float) -> None:
         """Begin to renew if that is due when the run has taken `run_s`."""
         day = int(run_s // DAY_S)
         if day > self._day and (self._round is None or self._round.done()):
@@ -106,7 +106,7 @@ class Renewal:
 
 
 def _needed(objects: Iterable[str]) -> Iterable[str]:
-    """Those of a run's objects that anybody may still read, but for the heartbeats that are written anew."""
+    """Yield those of a run's objects that may still be read, but for the heartbeats that are written anew."""
     places = {key: match.groups() for key in objects if (match := _OF_ATTEMPT.fullmatch(key)) is not None}
     newest: dict[str, int] = {}
     for folder, worker, attempt in places.values():

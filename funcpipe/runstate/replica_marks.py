@@ -1,4 +1,4 @@
-"""What each replica of a stage had in its parameters after a step: a hash, put with its mark that the step is done.
+"""The parameters of each replica of a stage after a step: a hash, put with its mark that the step is done.
 
 Replicas must hold the same bits. They would not if one of them computed on a processor with other instructions, as a
 function that is restarted may: the same sum then has another last bit.
@@ -33,7 +33,7 @@ def instruction_set() -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """After `step` steps, two replicas of a stage have different parameters."""
+    """A difference between two replicas of a stage: other parameters after `step` steps."""
 
     stage: int
     step: int
@@ -51,7 +51,7 @@ class Difference:
 
 
 def compare(storage: Storage, keys: Keys, worker: WorkerId, own: Mapping[int, ReplicaMark]) -> Difference | None:
-    """How the replica `worker`, with its `own` marks by step, differs from replica 0 at the newest step both marked."""
+    """Return how the replica `worker`, with its `own` marks by step, differs from replica 0 at their newest step."""
     stage, replica = worker
     marks = _mark_keys(storage, keys, worker_name(stage, 0))
     step = max((step for step in marks if step in own), default=None)

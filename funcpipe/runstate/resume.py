@@ -1,4 +1,4 @@
-"""Where a run can be resumed, under the same or another plan: the newest step that all its stages have saved.
+"""The point where a run can be resumed, under the same or another plan: the newest step that all its stages have saved.
 
 Any object may be damaged or gone by then. A checkpoint that cannot be read costs the steps since the one before it; a
 loss that can be read nowhere is unknown; and what the run has cost is what the rest of its documents say.
@@ -31,12 +31,12 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class ResumePoint:
-    """What the whole model had learned after `step` steps, the loss of each, and which of them updated nothing.
+    """The state of the whole model after `step` steps, the loss of each, and which of them updated nothing.
 
     `state` is None if nothing was saved, so that training starts from the beginning. The losses are those of the steps
     from `began_step` on, where the run has begun. `validations` are those before `step`, whose `best` model is None if
     it was not kept. With `stopped`, the run has ended early there, after the last of them. `learning_rates` are those
-    of the newest generation's steps, as far as they were told.
+    of the newest generation's steps, as far as they were reported.
     """
 
     keys: Keys
@@ -80,7 +80,7 @@ def load_resume_point(storage: Storage, record: RunRecord, *, from_start: bool =
         if finished is not None:
             losses, skipped, rates = finished.losses, finished.skipped_steps, dict[int, float]()
         else:
-            losses, skipped, rates = _told(storage, record, step)
+            losses, skipped, rates = _reported(storage, record, step)
         reports = load_reports(storage, ValidationKeys.of(record))
         stopped = any(report.stop and report.step == step for report in reports)
         own = (report for report in reports if report.step < step or (stopped and report.step == step))
@@ -137,24 +137,24 @@ def _best(storage: Storage, record: RunRecord, validations: tuple[ValidationRepo
 
 
 def _reported_step(storage: Storage, record: RunRecord, index: CheckpointIndex) -> int:
-    """The steps of which all replicas of the last stage have told the losses.
+    """Return the steps of which all replicas of the last stage have reported the losses.
 
-    A worker tells so itself; if that is lost, its losses tell. If nothing is told of any, all of that is lost: they
+    A worker's mark says so; if that is lost, its losses do. If there are neither, all of that is lost: they
     report a step before the stage is saved after it.
     """
     prefix, last = Keys.of(record).step_reports, len(record.plan.stages) - 1
     steps = [key.removeprefix(prefix).partition(".") for key in storage.list(prefix)]
     done = []
     for replica in range(record.plan.replicas):
-        told = [int(step) + 1 for step, _, worker in steps if worker == worker_name(last, replica)]
+        reported = [int(step) + 1 for step, _, worker in steps if worker == worker_name(last, replica)]
         marked = index.done.get((last, replica))
-        done.append(max([*told, *([] if marked is None else [marked])], default=None))
+        done.append(max([*reported, *([] if marked is None else [marked])], default=None))
     if all(steps is None for steps in done):
         return index.common_steps(len(record.plan.stages))[0]
     return min(record.first_step if steps is None else steps for steps in done)
 
 
-def _told(
+def _reported(
     storage: Storage, record: RunRecord, step: int
 ) -> tuple[tuple[float, ...], tuple[int, ...], dict[int, float]]:
     """The mean loss of each of the first `step` steps, of the replicas whose loss can be read, NaN if there is none;
@@ -172,7 +172,7 @@ def _told(
         losses.append(sum(report.loss_sum for report in reports) / samples if samples else math.nan)
         skipped += [number] if any(report.skipped for report in reports) else []
     rates = {
-        number: rate for own in reported for number, told in own.items() if (rate := told.learning_rate) is not None
+        number: rate for own in reported for number, report in own.items() if (rate := report.learning_rate) is not None
     }
     return tuple(losses), tuple(skipped), rates
 

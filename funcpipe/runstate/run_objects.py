@@ -1,4 +1,4 @@
-"""Which objects a run can have written: of what lies below a run's name, only these are ever deleted.
+"""The objects that a run can have written: of those below a run's name, only these are ever deleted.
 
 A name may be that of a folder which holds other people's objects as well. So whatever deletes a run asks here first,
 and whatever begins one refuses a name below which other objects lie.
@@ -22,7 +22,7 @@ _PARTS = {
     "DATA": r"(?:evaluation\.)?(?:dataset\.bundle|dataset\.tensors|shard-\d{6,})",
     "FILE": r"\d{8}\.[A-Za-z0-9._-]+\.(?:json|safetensors)",
 }
-"""What stands in the place of a word in capitals."""
+"""The expression that replaces a word in capitals."""
 
 OF_RUN = (
     *("generations/GENERATION", "generations/GENERATION.json"),
@@ -62,7 +62,7 @@ _WRITTEN = re.compile(
 
 
 def is_written(key: str) -> bool:
-    """Whether the object `key` can be one that a run has written.
+    """Return True if the object `key` can be one that a run has written.
 
     >>> is_written("digits/generations/0000-3fa9c2d1"), is_written("datasets/2024/images.bin")
     (True, False)
@@ -72,7 +72,7 @@ def is_written(key: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FoundObjects:
-    """What lies below a run's name: its `own` objects, and those of `others`."""
+    """The objects below a run's name: its `own`, and those of `others`."""
 
     own: tuple[str, ...]
     others: tuple[str, ...]
@@ -91,7 +91,7 @@ def generations_of(objects: Iterable[str]) -> tuple[Keys, ...]:
 
 
 def find_objects(storage: Storage, prefix: str) -> FoundObjects:
-    """What lies below `prefix`, the name of a run or a part of it."""
+    """Return the objects below `prefix`, the name of a run or a part of it."""
     found = storage.list(prefix)
     own = tuple(key for key in found if is_written(key))
     return FoundObjects(own, tuple(key for key in found if not is_written(key)))

@@ -4,8 +4,8 @@
                                                                1d0a2f64…  the signature, as a line of text
 
 The name of a generation holds the fingerprint of its key, so everybody knows which key an object must be signed with.
-Messages are signed one by one by the channel that writes them, as they are read one by one. What clients tell each
-other of who owns a run, and marks for watchdogs, are not signed: nothing that they say is ever run or trained with.
+Messages are signed one by one by the channel that writes them, as they are read one by one. The statements of clients
+about who owns a run, and marks for watchdogs, are not signed: nothing that they say is ever run or trained with.
 """
 
 from typing import Protocol
@@ -68,7 +68,7 @@ class SignedStorage(StorageWrapper):
         return _verified(key, data, signature)
 
     def _signature(self, key: str) -> Signature | None:
-        """What signs the object; None for those that are not signed here."""
+        """Return the signature of the object; None for those that are not signed here."""
         generation = generation_of(key)
         if generation is None or is_message(key):
             return None

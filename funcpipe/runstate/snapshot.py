@@ -1,6 +1,6 @@
-"""A run's small objects as one look at them finds them, with few requests however many workers there are.
+"""Snapshots of a run's small objects, with few requests however many workers there are.
 
-In one look, each folder of a generation is listed once and no object is read twice. Only heartbeats are ever
+In one snapshot, each folder of a generation is listed once and no object is read twice. Only heartbeats are ever
 rewritten, so whatever else was read stays known. A missing object of a folder that was listed costs nothing.
 """
 
@@ -15,7 +15,7 @@ from funcpipe.platforms.wrappers import StorageWrapper
 _FOLDER = re.compile(r"[a-z0-9-]+/g\d{4}(?:-[0-9a-f]+)?/([a-z-]+)/", re.ASCII)
 
 _LISTED = ("functions", "heartbeats", "leases", "reports", "progress", "validations", "losses", "steps")
-"""Folders with few and small objects each, of which a look needs many."""
+"""Folders with few and small objects each, of which a snapshot needs many."""
 
 _REWRITTEN = "heartbeats"
 
@@ -37,11 +37,11 @@ class Snapshot(StorageWrapper):
 
     @property
     def asked(self) -> RequestCounts:
-        """The requests that were made, all looks together."""
+        """The requests that were made, all snapshots together."""
         return self._asked
 
     def renew(self) -> None:
-        """Begin another look."""
+        """Begin another snapshot."""
         self._lists.clear()
         self._fresh.clear()
         self._missing.clear()
@@ -70,14 +70,14 @@ class Snapshot(StorageWrapper):
         return data
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        """The keys that begin with `prefix`, asked for once in a look."""
+        """Return the keys that begin with `prefix`, asked for once in a snapshot."""
         folder = _FOLDER.match(prefix)
         if folder is None or folder[1] not in _LISTED:
             return self._listed(prefix)
         return tuple(key for key in self._listed(folder[0]) if key.startswith(prefix))
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        """Refuse: who looks writes nothing."""
+        """Refuse: a snapshot writes nothing."""
         raise PermissionError(f"{key} is only looked at")
 
     def delete(self, key: str) -> None:

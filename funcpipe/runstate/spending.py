@@ -1,4 +1,4 @@
-"""What a run has cost and taken, as its heartbeats and reports tell."""
+"""The cost and time of a run, by its heartbeats and reports."""
 
 import logging
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ def worker_reports(storage: Storage, keys: Keys) -> tuple[WorkerReport, ...]:
 
 
 def spent_so_far(storage: Storage, record: RunRecord) -> RunAccount:
-    """What the run has cost and taken: the most that any of its documents tells, reports without hours of stores.
+    """Return the cost and time of the run: the most that any of its documents says, reports without hours of stores.
 
     Requests of the newest generation are apart, by the estimate of its functions; earlier ones are in its record.
     """
@@ -44,15 +44,15 @@ def spent_so_far(storage: Storage, record: RunRecord) -> RunAccount:
 
 
 def spent_with_requests(storage: Storage, record: RunRecord, prices: PlatformSpec) -> RunAccount:
-    """What a run that has ended has cost and taken, with the requests that its functions have told of."""
+    """Return the cost and time of a run that has ended, with the requests that its functions have reported."""
     keys, spent = Keys.of(record), spent_so_far(storage, record)
     functions = len(list_functions(storage, keys))
-    requests = told_requests(storage, keys, worker_reports(storage, keys))
+    requests = reported_requests(storage, keys, worker_reports(storage, keys))
     requests_usd = request_usd(requests, prices, record.plan.stores, functions=functions)
     return replace(spent, spent_usd=spent.spent_usd + requests_usd, requests_usd=0.0)
 
 
-def told_requests(storage: Storage, keys: Keys, reports: Sequence[WorkerReport]) -> CountsByKind:
+def reported_requests(storage: Storage, keys: Keys, reports: Sequence[WorkerReport]) -> CountsByKind:
     """The requests of all attempts: as in `reports`, or by its last heartbeat of one that could make no report."""
     reported = {(report.worker, report.attempt) for report in reports}
     beats = [key for key in storage.list(keys.all_heartbeats) if attempt_of(keys, key) not in reported]
@@ -66,6 +66,6 @@ def request_usd(requests: CountsByKind, prices: PlatformSpec, stores: Stores, *,
 
 
 def lasted_s(storage: Storage, keys: Keys) -> float:
-    """Seconds that the generation of a run has taken, as far as its functions have told; 0 if its record is lost."""
+    """Return the seconds that the generation of a run has taken, by its functions' reports; 0 if its record is lost."""
     record = find_record(storage, keys)
     return 0.0 if record is None else spent_so_far(storage, record).elapsed_s - record.elapsed_s

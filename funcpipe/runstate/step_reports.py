@@ -1,4 +1,4 @@
-"""What the replicas of the last stage report of their steps: the newest one object each, all others in summaries.
+"""The reports of the last stage's replicas of their steps: the newest one object each, all others in summaries.
 
 Each summary holds the reports of all steps of the generation up to its own. The two newest are kept, and so is the
 object of a step until both hold it: no single object that is lost takes a loss with it.
@@ -16,13 +16,13 @@ from funcpipe.runstate.keys import Keys
 
 _log = logging.getLogger(__name__)
 
-LOOK_EVERY = 16
+SUMMARY_POLLS = 16
 """A client that waits for a step looks for new summaries once in so many polls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportedSteps:
-    """What a worker has reported, by step, as far as it can be read.
+    """The reports of a worker, by step, as far as they can be read.
 
     `newest` is the key of its newest readable summary, empty if there is none, and `held` the steps in that summary.
     `singles` are the steps with an object of their own.
@@ -35,7 +35,7 @@ class ReportedSteps:
 
 
 def load_reported(storage: Storage, keys: Keys, worker: str, *, known: Collection[int] = frozenset()) -> ReportedSteps:
-    """What all attempts of `worker` have reported. The objects of steps that are `known` are not read."""
+    """Return the reports of all attempts of `worker`. The objects of steps that are `known` are not read."""
     prefix = keys.step_summaries(worker)
     summaries = storage.list(prefix)
     while True:  # again if an attempt before has put another summary meanwhile, and deleted what that holds
@@ -63,17 +63,17 @@ def _load(
 
 
 class StepReader:
-    """Finds the reports of steps for a client that follows a run. A poll is one request, but for one in LOOK_EVERY."""
+    """Finds the reports of steps for a client that follows a run. A poll is one request, but one in SUMMARY_POLLS."""
 
     def __init__(self, storage: Storage, keys: Keys) -> None:
         self.keys = keys
         self._storage = storage
-        self._polls_to_look = 0
+        self._polls_to_summary = 0
         self._listed: tuple[str, ...] = ()
         self._reports: dict[str, dict[int, StepReport]] = {}
 
     def find(self, step: int, worker: str) -> StepReport | None:
-        """What `worker` has reported of `step`; None if it has not ended the step, or that is not found yet.
+        """Return `worker`'s report of `step`; None if it has not ended the step, or the report is not found yet.
 
         Raises CorruptMessage if the report is damaged wherever it is found.
         """
@@ -83,10 +83,10 @@ class StepReader:
         report = find_document(self._storage, StepReport, self.keys.step_report(step, worker))
         if report is not None:
             return report
-        if self._polls_to_look == 0:
+        if self._polls_to_summary == 0:
             self._listed = self._storage.list(self.keys.all_step_summaries)
-            self._polls_to_look = LOOK_EVERY
-        self._polls_to_look -= 1
+            self._polls_to_summary = SUMMARY_POLLS
+        self._polls_to_summary -= 1
         self._read_summaries(step, worker)
         return known.get(step)
 
@@ -100,7 +100,7 @@ class StepReader:
             try:
                 summary = get_document(self._storage, StepSummary, key)
             except KeyMissing:  # deleted since it was listed, as there are newer ones
-                self._polls_to_look = 0
+                self._polls_to_summary = 0
             except CorruptMessage as error:
                 _log.warning("does without a summary that cannot be read: %s", error)
                 damage = error

@@ -37,24 +37,24 @@ class ValidationKeys(Keys):
 
     @property
     def reports(self) -> str:
-        """What the keys of all reports begin with."""
+        """The prefix of all reports."""
         return self._folder("validations")
 
     def part(self, step: int, worker: str, batch: int) -> str:
-        """What `worker` has measured in a batch of the validation after `step` steps."""
+        """Return the key of `worker`'s measurements in a batch of the validation after `step` steps."""
         return self._key("scores", f"{step:08d}", worker, f"{batch:08d}")
 
     def parts(self, step: int, worker: str) -> str:
-        """What the keys of all parts of `worker` in a validation begin with."""
+        """Return the prefix of all parts of `worker` in a validation."""
         return self._folder("scores", f"{step:08d}", worker)
 
     @property
     def all_parts(self) -> str:
-        """What the keys of the parts of all validations begin with."""
+        """The prefix of the parts of all validations."""
         return self._folder("scores")
 
     def parts_of(self, step: int) -> str:
-        """What the keys of all parts of a validation begin with."""
+        """Return the prefix of all parts of a validation."""
         return self._folder("scores", f"{step:08d}")
 
     def batch_message(self, worker: str, step: int, batch: int, task: str) -> str:
@@ -62,11 +62,11 @@ class ValidationKeys(Keys):
         return self._key("messages", f"{worker}.eval", f"{step:08d}.{batch:08d}", task)
 
     def batch_messages(self, worker: str) -> str:
-        """What the keys of all messages of `worker` in validations begin with."""
+        """Return the prefix of all messages of `worker` in validations."""
         return self._folder("messages", f"{worker}.eval")
 
     def output(self, replica: int, batch: int) -> str:
-        """What the model has put out for the samples of `replica` in a batch."""
+        """Return the key of the model's outputs for the samples of `replica` in a batch."""
         return self._key("outputs", f"{batch:08d}.r{replica}")
 
     @property
@@ -76,7 +76,7 @@ class ValidationKeys(Keys):
 
 
 class BestKeys(Keys):
-    """The keys of a generation, with the best model where checkpoints are otherwise: nobody restarts from it."""
+    """The keys of a generation, with the best model in place of checkpoints: no worker restarts from it."""
 
     __slots__ = ()
 
@@ -86,7 +86,7 @@ class BestKeys(Keys):
 
     @property
     def checkpoints(self) -> str:
-        """What the keys of all files of the best models begin with."""
+        """The prefix of all files of the best models."""
         return self._folder("best")
 
 

@@ -1,6 +1,6 @@
-"""What validations leave in storage besides their reports: the parts of what was measured, and the best model.
+"""Objects of validations in storage besides their reports: the parts of what was measured, and the best model.
 
-A part tells that its batch is done in all stages of its replica: nobody will read the batch's messages again, and an
+A part says that its batch is done in all stages of its replica: the batch's messages will not be read again, and an
 attempt that repeats a validation begins after it.
 """
 

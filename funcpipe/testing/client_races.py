@@ -33,7 +33,7 @@ from funcpipe.runstate.generations import load_payload, newest_record, reserve_g
 from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
-from funcpipe.runstate.owner import Owner, OwnerLease, OwnerSight
+from funcpipe.runstate.owner import Owner, OwnerLease, OwnerWatch
 from funcpipe.runstate.resume import ResumePoint
 from funcpipe.runstate.signed_storage import SignedStorage, key_of
 from funcpipe.testing.actors import Actor, AskingStorage
@@ -298,7 +298,7 @@ def clients(*, beating: bool = False) -> Iterator[None]:
     clock, sleep = time.monotonic, time.sleep
     with contextlib.ExitStack() as stack:
         stack.enter_context(remembered_keys())
-        for made in (Lease, OwnerLease, OwnerSight):
+        for made in (Lease, OwnerLease, OwnerWatch):
             stack.enter_context(mock.patch.dict(cast(Any, made.__init__).__kwdefaults__, clock=clock))
         for where, name, value in (
             (time, "sleep", lambda seconds: sleep(max(seconds, NAP_S))),

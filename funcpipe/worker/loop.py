@@ -240,7 +240,7 @@ class Worker:
     def _after_beat(self) -> None:
         """Look after others, and the first worker after what storages may delete."""
         if self.spec.is_first:
-            self.renewal.look(self.progress.run_s)
+            self.renewal.renew_due(self.progress.run_s)
         self.peers.check(
             self.runner.lanes.awaited_workers(self.spec.faults.heartbeat_s) - {self.spec.worker},
             step=self.progress.done,

@@ -137,7 +137,7 @@ def test_what_nobody_renews_is_lost_truthfully_and_the_run_resumed_from_its_chec
 ) -> None:
     """As in a bucket whose objects live for less than a day."""
     daily.renews = False
-    monkeypatch.setattr(Renewal, "look", lambda self, run_s: None)
+    monkeypatch.setattr(Renewal, "renew_due", lambda self, run_s: None)
     monkeypatch.setattr(checkpoint_manager, "_RECORD_S", 0.0)  # an hour, of which a day has more
     functions = ThreadPlatform(load_spec("local"), daily)
     with pytest.raises((RunHalted, WorkerFailed), match=re.escape(WHY_GONE)):
@@ -198,14 +198,14 @@ def test_the_client_of_a_parameter_server_renews_what_it_and_its_functions_need(
     def opened(*_: object, **__: object) -> Iterator[Session]:
         yield replace(session_on(Site(functions, storage, "memory://"), reopen=functions.open), lasts=True)
 
-    look = Renewal.look
+    renew_due = Renewal.renew_due
 
-    def look_and_wait(self: Renewal, run_s: float) -> None:
-        look(self, run_s)
+    def renew_and_wait(self: Renewal, run_s: float) -> None:
+        renew_due(self, run_s)
         if self._round is not None:
             self._round.result()
 
-    monkeypatch.setattr(Renewal, "look", look_and_wait)
+    monkeypatch.setattr(Renewal, "renew_due", renew_and_wait)
     monkeypatch.setattr(server_functions, "open_session", opened)
     monkeypatch.setattr(server_run, "time", Clock())
     job = smaller_job(stages=1, replicas=1)

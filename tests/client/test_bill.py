@@ -14,7 +14,7 @@ from funcpipe.core.json_form import to_plain
 from funcpipe.platforms.base import Handle, State, Status
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import load_worker_specs
-from funcpipe.runstate.spending import request_usd, told_requests, worker_reports
+from funcpipe.runstate.spending import reported_requests, request_usd, worker_reports
 from tests.client.scripted import KEYS, Run, spec_with
 
 WORKERS = tuple(f"s{stage}.r{replica}" for stage in range(3) for replica in range(2))
@@ -41,7 +41,7 @@ def attached(run: Run) -> Supervisor:
 def billed(run: Run, watched: list[WatchedFunction]) -> Bill:
     functions = [*watched, *unwatched_functions(run.storage, KEYS, watched)]
     reports = worker_reports(run.storage, KEYS)
-    return bill(functions, reports, told_requests(run.storage, KEYS, reports), spec_with(), earlier_usd=0.0)
+    return bill(functions, reports, reported_requests(run.storage, KEYS, reports), spec_with(), earlier_usd=0.0)
 
 
 def ended(run: Run) -> None:
@@ -69,7 +69,9 @@ def test_objects_that_were_not_there_cost_what_the_platform_says() -> None:
     run.start()
     ended(run)
     reports = worker_reports(run.storage, KEYS)
-    requests = told_requests(run.storage, KEYS, reports)  # each: two puts, and three gets, one of which found nothing
+    requests = reported_requests(
+        run.storage, KEYS, reports
+    )  # each: two puts, and three gets, one of which found nothing
     puts_usd = 12 * spec_with().price_put_usd + 6 * spec_with().price_invocation_usd
     for price, gets_usd in ((None, 18 * 4e-7), (0.0, 12 * 4e-7), (1e-3, 12 * 4e-7 + 6 * 1e-3)):
         prices = replace(spec_with(), price_get_usd=4e-7, price_empty_get_usd=price)

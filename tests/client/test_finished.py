@@ -29,7 +29,7 @@ from funcpipe.runstate.keyring import KeyFolder, signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import load_resume_point
 from funcpipe.runstate.signed_storage import key_of
-from funcpipe.runstate.spending import spent_so_far, told_requests, worker_reports
+from funcpipe.runstate.spending import reported_requests, spent_so_far, worker_reports
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.client.held import HeldPlatform
 from tests.client.threads import RUN, STEADY, job
@@ -244,7 +244,7 @@ def test_what_a_generation_has_cost_with_its_requests_is_on_the_bill_of_the_next
     epochs = step // 3 + 2
     going_on = prepared(storage, functions, epochs=epochs)
     spec = functions.spec
-    told = told_requests(signed(storage), keys, worker_reports(signed(storage), keys))
+    told = reported_requests(signed(storage), keys, worker_reports(signed(storage), keys))
     requests_usd = spec.counted_usd(told, DEFAULT_STORES)
     assert requests_usd >= 1500 * spec.price_put_usd
     expected_usd = spent_usd + requests_usd + invocations * spec.price_invocation_usd

@@ -26,7 +26,7 @@ from funcpipe.runstate.generations import list_generations, newest_record, write
 from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys, generation_of
 from funcpipe.runstate.lease import FencedStorage, Lease
-from funcpipe.runstate.owner import owned, told_if_taken
+from funcpipe.runstate.owner import owned, raise_if_taken
 from funcpipe.runstate.resume import load_resume_point
 from funcpipe.testing import races
 from funcpipe.testing.memory_storage import MemoryStorage
@@ -147,7 +147,7 @@ def test_a_client_whose_lease_vanishes_says_so_and_the_run_can_be_resumed(
 def test_a_client_that_deletes_a_run_another_has_deleted_says_so(storage: MemoryStorage) -> None:
     with (  # noqa: PT012 - the lease vanishes inside
         pytest.raises(RunUnknown, match=rf"^run {RUN}: the lease of owner 0 is missing: the run was deleted, "),
-        told_if_taken(RUN),
+        raise_if_taken(RUN),
         owned(storage, RUN) as owner,
     ):
         storage.delete_many(storage.list(f"{RUN}/owner/leases/"))

@@ -7,7 +7,7 @@ import pytest
 
 from funcpipe.client.verdict import Verdict, judge
 from funcpipe.core import Busy, Halt
-from funcpipe.runstate.liveness import RunLife, WorkerLife, WorkerState
+from funcpipe.runstate.liveness import RunLiveness, WorkerLiveness, WorkerState
 from tests.run_documents import BEAT, RECORD
 
 NOON_S = time.mktime((2026, 11, 22, 12, 0, 0, 0, 0, -1))
@@ -15,13 +15,13 @@ NOON_S = time.mktime((2026, 11, 22, 12, 0, 0, 0, 0, -1))
 
 def worker(
     name: str, state: WorkerState, *, step: int = 3, busy: tuple[Busy, ...] = (), reason: str = ""
-) -> WorkerLife:
+) -> WorkerLiveness:
     beat = replace(BEAT, worker=name, step=step, sent_at_s=NOON_S, busy=busy)
-    return WorkerLife(worker=name, state=state, beat=beat, reason=reason)
+    return WorkerLiveness(worker=name, state=state, beat=beat, reason=reason)
 
 
-def verdict(*workers: WorkerLife, halt: Halt | None = None, failure: str | None = None) -> tuple[Verdict, str]:
-    return judge(RECORD, RunLife(workers=workers), halt, failure, saved_step=2)
+def verdict(*workers: WorkerLiveness, halt: Halt | None = None, failure: str | None = None) -> tuple[Verdict, str]:
+    return judge(RECORD, RunLiveness(workers=workers), halt, failure, saved_step=2)
 
 
 def waits(source: str, since_s: float) -> Busy:

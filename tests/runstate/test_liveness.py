@@ -14,7 +14,7 @@ from funcpipe.runstate import functions
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.functions import start_function
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.liveness import RunLife, WorkerState, find_life
+from funcpipe.runstate.liveness import RunLiveness, WorkerState, find_liveness
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.recording import Recording
 from tests.run_documents import BEAT, PLAN, RECORD
@@ -88,7 +88,7 @@ class Run:
             ended = LeaseDocument(holder="it", ended=outcome)
             put_document(self.storage, KEYS.lease(worker, attempt + 1), ended)
 
-    def look(self, now_s: float, *, asked: bool = True) -> RunLife:
+    def look(self, now_s: float, *, asked: bool = True) -> RunLiveness:
         def pause(seconds: float) -> None:
             self.pauses.append(seconds)
             self.meanwhile()
@@ -96,7 +96,7 @@ class Run:
         def open_platform(url: str) -> Platform:
             return self.platform.open(url)
 
-        return find_life(self.storage, RECORD, open_platform if asked else None, clock=lambda: now_s, pause=pause)
+        return find_liveness(self.storage, RECORD, open_platform if asked else None, clock=lambda: now_s, pause=pause)
 
 
 @pytest.fixture
@@ -108,14 +108,14 @@ def run() -> Run:
     return made
 
 
-def states(life: RunLife) -> list[WorkerState]:
+def states(life: RunLiveness) -> list[WorkerState]:
     return [worker.state for worker in life.workers]
 
 
 def test_workers_whose_functions_run_and_beat_are_at_work_at_one_look(run: Run) -> None:
     life = run.look(1005.0)
     assert states(life) == [WorkerState.WORKING] * 2
-    assert (life.is_dead, life.last_heard_at_s, run.pauses) == (False, 1000.0, [])
+    assert (life.is_dead, life.last_seen_at_s, run.pauses) == (False, 1000.0, [])
 
 
 def test_a_run_is_dead_as_soon_as_the_platform_knows_that_all_functions_have_ended(run: Run) -> None:
@@ -194,7 +194,7 @@ def test_a_report_says_how_a_worker_ended(run: Run, outcome: Outcome, retryable:
     assert states(life) == [state] * 2
     assert life.is_dead == retryable
     assert life.ended(state)
-    assert life.last_heard_at_s == 1001.0
+    assert life.last_seen_at_s == 1001.0
 
 
 def test_the_report_of_an_attempt_that_was_followed_by_another_says_nothing(run: Run) -> None:

@@ -11,7 +11,7 @@ from funcpipe.runstate import owner
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import list_generations, reserve_generation
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.owner import Owner, OwnerLease, Ownership, OwnerSight, owned, refuse_if_owned
+from funcpipe.runstate.owner import Owner, OwnerLease, Ownership, OwnerWatch, owned, refuse_if_owned
 from funcpipe.testing.hostile_storage import HostileStorage, Hostility
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.support.waiting import LONG_S
@@ -50,36 +50,36 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_an_owner_counts_as_alive_once_it_changes_what_it_says(storage: MemoryStorage, first: Owner) -> None:
     clock = Clock()
-    sight = OwnerSight(storage, RUN, clock=clock)
-    assert sight.look() is Ownership.UNCLEAR
+    watch = OwnerWatch(storage, RUN, clock=clock)
+    assert watch.poll() is Ownership.UNCLEAR
     clock.now_s = 14.0
-    assert sight.look() is Ownership.UNCLEAR
+    assert watch.poll() is Ownership.UNCLEAR
     first.beat()
-    assert sight.look() is Ownership.HELD
-    assert sight.document is not None
-    assert "@" in sight.document.who
+    assert watch.poll() is Ownership.HELD
+    assert watch.document is not None
+    assert "@" in watch.document.who
     clock.now_s = 28.9  # five heartbeats and five seconds after it was heard of
-    assert sight.look() is Ownership.HELD
+    assert watch.poll() is Ownership.HELD
     clock.now_s = 29.1
-    assert sight.look() is Ownership.FREE
+    assert watch.poll() is Ownership.FREE
 
 
 def test_an_owner_that_was_never_heard_of_counts_as_dead_after_a_while(storage: MemoryStorage) -> None:
     put_document(storage, Keys(RUN).owner.owner_lease(0, "ab"), LeaseDocument(holder="a client that has died at once"))
     clock = Clock()
-    sight = OwnerSight(storage, RUN, clock=clock)
-    assert sight.look() is Ownership.UNCLEAR
+    watch = OwnerWatch(storage, RUN, clock=clock)
+    assert watch.poll() is Ownership.UNCLEAR
     clock.now_s = 15.1
-    assert sight.look() is Ownership.FREE
+    assert watch.poll() is Ownership.FREE
 
 
 def test_a_damaged_heartbeat_of_an_owner_is_none(storage: MemoryStorage, first: Owner) -> None:
     (key,) = storage.list(Keys(RUN).owner.owner_heartbeats)
     storage.put(key, b"no document")
     clock = Clock()
-    sight = OwnerSight(storage, RUN, clock=clock)
-    assert sight.look() is Ownership.UNCLEAR
-    assert "has not said who it is" in str(sight.refuse())
+    watch = OwnerWatch(storage, RUN, clock=clock)
+    assert watch.poll() is Ownership.UNCLEAR
+    assert "has not said who it is" in str(watch.refuse())
 
 
 def test_a_second_client_is_refused_and_told_by_whom_since_when_and_what_to_do(storage: MemoryStorage) -> None:
@@ -137,16 +137,16 @@ def test_what_a_dead_owner_says_late_is_not_taken_for_the_word_of_the_next_of_it
     third.take()
     for late in (first, third, first):
         late.beat()
-        sight = OwnerSight(storage, RUN)
-        sight.look()
-        assert sight.document is not None
-        assert sight.document.watches
+        watch = OwnerWatch(storage, RUN)
+        watch.poll()
+        assert watch.document is not None
+        assert watch.document.watches
 
 
 def test_an_owner_that_leaves_a_run_lets_the_next_one_in_at_once(storage: MemoryStorage) -> None:
     with owned(storage, RUN) as before:
         reserve_generation(before.storage, RUN)
-    assert OwnerSight(storage, RUN).look() is Ownership.FREE
+    assert OwnerWatch(storage, RUN).poll() is Ownership.FREE
     with owned(storage, RUN) as after:
         assert after.delete_run() == 1
     assert storage.list("") == ()
@@ -182,7 +182,7 @@ def test_who_was_taken_over_from_writes_and_deletes_nothing_more(storage: Memory
                 before.storage.put(keys.record, b"of the first")
             assert storage.get(keys.record) == b"of the second"
     assert list_generations(storage, RUN) == (keys,)
-    assert OwnerSight(storage, RUN).look() is Ownership.FREE
+    assert OwnerWatch(storage, RUN).poll() is Ownership.FREE
 
 
 def test_a_client_that_sleeps_while_its_run_is_deleted_does_not_own_the_next_one_of_that_name(

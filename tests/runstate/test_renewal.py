@@ -61,7 +61,7 @@ def renewed(storage: MemoryStorage, *run_s: float, keys: Keys | None = KEYS) -> 
     counts: list[int] = []
     with Renewal(storage, "run-1", keys=keys, renewed=counts.append) as renewal:
         for moment_s in run_s:
-            renewal.look(moment_s)
+            renewal.renew_due(moment_s)
             if renewal._round is not None:
                 renewal._round.result()
     return sum(counts)
@@ -137,7 +137,7 @@ def test_who_leaves_in_the_middle_leaves_the_day_to_another() -> None:
 
     storage.before = hold
     renewal = Renewal(storage, "run-1", keys=KEYS)
-    renewal.look(DAY_S)
+    renewal.renew_due(DAY_S)
     assert begun.wait(60)
     leaving = threading.Thread(target=renewal.__exit__)
     leaving.start()

@@ -12,7 +12,7 @@ from funcpipe.errors import CorruptMessage, FormatError, KeyMissing, Superseded
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.wrappers import Answer, StorageWrapper
 from funcpipe.runstate.lease import FencedStorage, Lease
-from funcpipe.runstate.step_reports import LOOK_EVERY, StepReader, load_reported
+from funcpipe.runstate.step_reports import SUMMARY_POLLS, StepReader, load_reported
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.races import KEYS, SECOND, spec_of
 from funcpipe.worker.step_reporter import StepReporter
@@ -263,7 +263,7 @@ def test_a_client_that_waits_makes_one_request_a_poll(storage: Counting) -> None
     reader = StepReader(storage, KEYS)
     assert reader.find(0, WORKER) == report(0)
     storage.requests.clear()
-    polls = 10 * LOOK_EVERY
+    polls = 10 * SUMMARY_POLLS
     assert all(reader.find(20, WORKER) is None for _ in range(polls))
     assert storage.requests == {"get": polls, "list": 10}
 
@@ -275,7 +275,7 @@ def test_a_client_that_falls_behind_finds_what_was_deleted_meanwhile(storage: Co
     for step in range(1, 41):
         made.write(report(step))
     assert 1 not in singles(storage)
-    found = next(found for _ in range(LOOK_EVERY) if (found := reader.find(1, WORKER)) is not None)
+    found = next(found for _ in range(SUMMARY_POLLS) if (found := reader.find(1, WORKER)) is not None)
     assert found == report(1)
     storage.requests.clear()
     assert [reader.find(step, WORKER) for step in range(2, 41)] == [report(step) for step in range(2, 41)]
