@@ -273,7 +273,7 @@ def obeying(actor: Actor) -> str:
     storage = signed_for_tests(actor.storage)
     lease = Lease(storage, KEYS, worker_name(*SECOND), 0, fresh_s=FRESH_S, clock=actor.clock)
     orders = HaltOrders(storage, KEYS, lease, notice_steps=lambda: 1)
-    return "goes on" if orders.look() is None else "obeys"
+    return "goes on" if orders.poll() is None else "obeys"
 
 
 def objects(*written: Callable[[Storage], None]) -> dict[str, bytes]:

@@ -1,1 +1,1 @@
-"""One function's life: the loop over steps and their tasks, heartbeats, checkpoints, hand-over, recovery of peers."""
+"""One function of a run: the loop over steps and their tasks, heartbeats, checkpoints, hand-over, recovery of peers."""

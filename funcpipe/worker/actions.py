@@ -1,4 +1,4 @@
-"""What a worker does for each kind of task: a call of its computation, a message through its channel, or both."""
+"""The action of a worker for each kind of task: a call of its computation, a message through its channel, or both."""
 
 from collections.abc import Callable, Collection, Mapping
 
@@ -204,10 +204,10 @@ class Actions:
 
     def _put_norm(self, task: Task) -> TaskResult:
         norm = self._computation.norm
-        told = {"squares": norm.squares(task.stage)}
+        norms = {"squares": norm.squares(task.stage)}
         if task.stage == len(self._plan.stages) - 1 and norm.weight is not None:
-            told["weight"] = norm.weight
-        tensors = {name: torch.tensor(number, dtype=torch.float64) for name, number in told.items()}
+            norms["weight"] = norm.weight
+        tensors = {name: torch.tensor(number, dtype=torch.float64) for name, number in norms.items()}
         return self._put(task, tensors, wire=Wire.FP32)
 
     def _get_activation(self, task: Task) -> TaskResult:
@@ -235,11 +235,11 @@ class Actions:
         self._add_norm(_required(task.peer), received.tensors)
         return result_of(received)
 
-    def _add_norm(self, stage: int, told: Mapping[str, Tensor]) -> None:
-        """Keep what a stage tells of its gradient and, the last one, of the weight of the loss."""
-        self._computation.norm.add_stage(stage, told["squares"].item())
-        if "weight" in told:
-            self._computation.norm.add_weight(told["weight"].item())
+    def _add_norm(self, stage: int, norms: Mapping[str, Tensor]) -> None:
+        """Add a stage's norm of its gradient and, from the last stage, the weight of the loss."""
+        self._computation.norm.add_stage(stage, norms["squares"].item())
+        if "weight" in norms:
+            self._computation.norm.add_weight(norms["weight"].item())
 
     def _put(self, task: Task, tensors: Mapping[str, Tensor], *, wire: Wire) -> TaskResult:
         return TaskResult(self._channel.put(self._key_of(task), tensors, wire=wire))

@@ -24,11 +24,11 @@ from funcpipe.worker.lane_monitor import LaneMonitor
 from funcpipe.worker.step_graph import message_counts
 
 OPEN_TRANSFERS = 4
-"""How many uploads, and how many downloads, may be open at once."""
+"""The number of uploads, and of downloads, that may be open at once."""
 
 
 class BatchRunner:
-    """What a worker needs to run a batch in eval mode; `trained` is its stage in training."""
+    """Runs a batch in eval mode for a worker; `trained` is its stage in training."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class BatchRunner:
         record: Callable[[CountsByKind, CountsByKind], None],
         clock: Callable[[], float] = time.time,
     ) -> None:
-        """`record` is told what this worker, and what all others, have asked of the storage for messages."""
+        """Call `record` with this worker's, and all others', storage requests for messages."""
         self._spec = spec
         self._keys = ValidationKeys.of(spec)
         self._storage = storage

@@ -1,4 +1,4 @@
-"""How often a stage is checkpointed, from measured times of steps and checkpoints and the assumed rate of failures.
+"""The interval of a stage's checkpoints, from measured times of steps and checkpoints and the assumed rate of failures.
 
 Optimal interval: J. W. Young, A first order approximation to the optimum checkpoint interval, CACM 17(9), 1974; J. T.
 Daly, A higher order estimate of the optimum checkpoint interval for restart dumps, FGCS 22(3), 2006, equation 37.
@@ -30,7 +30,7 @@ COST_SHARE = 0.02
 """The share of time that checkpoints may take to keep the number of objects small."""
 
 LATE_STEPS = 4
-"""So many steps after a checkpoint is due, readers have saved theirs, and the messages that it covers are deleted."""
+"""The steps after a checkpoint is due by which readers have saved theirs, and its messages are deleted."""
 
 
 def daly_s(*, checkpoint_s: float, failure_interval_s: float) -> float:
@@ -68,7 +68,7 @@ class CheckpointInterval:
         self._objects = objects
 
     def estimate_checkpoint(self, seconds: float) -> None:
-        """What a checkpoint may take, as long as this worker has written none."""
+        """Set the time that a checkpoint may take, as long as this worker has written none."""
         self.checkpoint_s = seconds
 
     def record_checkpoint(self, seconds: float) -> None:

@@ -1,4 +1,4 @@
-"""When a worker saves its stage, what it restores after a restart, and what it deletes from storage."""
+"""The times at which a worker saves its stage, its restoring after a restart, and its deletions from storage."""
 
 import functools
 import logging
@@ -23,10 +23,10 @@ from funcpipe.worker.message_gc import MessageGC, StepMessages
 _log = logging.getLogger(__name__)
 
 _RECORD_S = 3600.0
-"""How much older than the newest checkpoint the record beside it may be: the first attempt finds a new one."""
+"""The age difference to the newest checkpoint that the record beside it may have: the first attempt finds a new one."""
 
 _MARKS = 4
-"""Of how many steps a replica remembers its own mark, to compare it with that of a replica that is behind."""
+"""The steps of which a replica remembers its own mark, to compare it with that of a replica that is behind."""
 
 
 def call_at_once(work: Callable[[], None]) -> None:
@@ -81,7 +81,7 @@ class CheckpointManager:
     def restore(self, messages_of: Callable[[int], StepMessages]) -> int:
         """Restore the newest checkpoint that this worker can restart from; the number of steps it covers.
 
-        Where steps were done before, it also takes charge of the messages that they left: `messages_of` tells what the
+        Where steps were done before, it also takes charge of their messages: `messages_of` returns what the
         worker puts in a step. Those of steps that are to be repeated are `written` then.
         """
         if not self._took_over:
@@ -104,7 +104,7 @@ class CheckpointManager:
         self._messages.add_step(step, messages)
 
     def after_step(self, done: int, submit: Callable[[Callable[[], None]], None]) -> None:
-        """After `done` steps, save the stage if that is due, and delete what nobody needs any more.
+        """Save the stage after `done` steps if that is due, and delete what is not needed any more.
 
         What readers have saved is looked for a step after a checkpoint is due, and again 1, 2, 4 … steps later, until
         all messages from before are deleted. `submit` runs its argument in the background, after everything that was
@@ -145,7 +145,7 @@ class CheckpointManager:
         self._done_step = done
 
     def _mark(self, done: int) -> ReplicaMark | None:
-        """What this replica holds now; None if there is no other replica."""
+        """Return the mark of this replica's state now; None if there is no other replica."""
         if self._spec.plan.replicas == 1:
             return None
         mark = ReplicaMark(

@@ -168,7 +168,7 @@ _LASTING = frozenset({*OF_NUMBERS, "compute_unbacked_bindings"})
 """Names that stay right after the real modules are imported."""
 
 _WITH = {_SYMPY: (_SYMPY,), _SHAPES: (_SHAPES, _SYMPY)}
-"""Which stand-ins give way together, where it is not all of them: real modules must find those that they import."""
+"""The stand-ins that give way together, where it is not all of them: real modules must find those that they import."""
 
 _DUNDERS = {_COMPILER: ("__path__",), _SYMPY: ("__path__", "__version__")}
 """Names that ask for the module itself."""

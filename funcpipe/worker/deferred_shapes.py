@@ -50,7 +50,7 @@ OF_NUMBERS: Mapping[str, Callable[..., Any]] = {
 
 
 def are_numbers(value: object) -> bool:
-    """Return True if an argument has no symbol in it, nor anything else that the algebra itself must look at."""
+    """Return True if an argument has no symbol in it, nor anything else that the algebra itself must inspect."""
     if isinstance(value, torch.Tensor):
         if value.layout is not torch.strided or value.is_nested:
             return False

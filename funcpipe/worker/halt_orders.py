@@ -1,7 +1,7 @@
 """The orders to end the run as one worker reads, obeys and gives them.
 
-All workers must end after the same step. An order is heard of in time if the worker has not begun the step that would
-be the first one too many; who hears of it later decides that it does not hold, before anybody can have obeyed it.
+All workers must end after the same step. An order comes in time if the worker has not begun the step that would be
+the first one too many; a worker that reads it later decides that it does not hold, before any can have obeyed it.
 
 An order to end at once is obeyed between two steps where that can be. No worker ends a step that another one has not
 begun, as each needs what all others put in it. So workers that end the step that they are in, if they can, and begin
@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 
 
 class HaltOrders:
-    """Shared by the worker's loop and its heartbeat. `notice_steps` tells how far ahead an order has to be."""
+    """Shared by the worker's loop and its heartbeat. `notice_steps` returns how far ahead an order has to be."""
 
     def __init__(self, storage: Storage, keys: Keys, lease: Lease, *, notice_steps: Callable[[], int]) -> None:
         self._storage = storage
@@ -32,22 +32,22 @@ class HaltOrders:
         self._lease = lease
         self._notice_steps = notice_steps
         self._lock = threading.Lock()
-        self._looking = threading.Lock()
+        self._polling = threading.Lock()
         self._unread = 0
         self._order: tuple[int, Halt] | None = None
         self._begun = -1
         self._obeyed = False
         self._at_once: str | None = None
 
-    def look(self) -> str | None:
-        """Read the orders that are new; why the worker must end at once, if it must."""
-        with self._looking:
-            while not self._obeyed and self._look():
+    def poll(self) -> str | None:
+        """Read new orders; return why the worker must end at once, if it must."""
+        with self._polling:
+            while not self._obeyed and self._poll_next():
                 pass
         return self._at_once
 
-    def _look(self) -> bool:
-        """Read the next order; whether there is one."""
+    def _poll_next(self) -> bool:
+        """Read the next order; return False if there is none."""
         number = self._unread
         try:
             halt = read_order(self._storage, self._keys, number)
@@ -75,12 +75,12 @@ class HaltOrders:
         return None if order is None else order[1].step
 
     def end_before(self, step: int) -> bool:
-        """Whether the worker has been ordered to end before it begins `step`. Raises RunHalted if it must end at once.
+        """Return True if the worker was ordered to end before `step`. Raises RunHalted if it must end at once.
 
-        Once the run is to end, it looks for orders before each step: one to end at once may follow.
+        Once the run is to end, it polls for orders before each step: one to end at once may follow.
         """
         if self._order is not None:
-            self.look()
+            self.poll()
         if self._at_once is not None:
             raise RunHalted(self._at_once)
         with self._lock:
@@ -101,10 +101,10 @@ class HaltOrders:
         if not known or halt.step is None:
             self._lease.check_now()
             halt_run(self._storage, self._keys, self._lease.signed(halt))
-            self.look()
+            self.poll()
 
     def _holds(self, number: int, halt: Halt, *, late: bool) -> bool:
-        """Whether an order holds; a client's that came too late is given again, as a client gives it only once."""
+        """Return True if an order holds; a client's that is too late is given again, as a client gives it only once."""
         holds = decide(self._storage, self._keys, number, halt, late=late)
         if late and not holds and halt.worker is None:
             step = self._begun + 1 + self._notice_steps()

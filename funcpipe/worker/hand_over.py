@@ -1,4 +1,4 @@
-"""How a worker outlives its function: it starts a successor in time, saves its stage, and hands over.
+"""Hand-over of a worker to another function: it starts a successor in time, saves its stage, and hands over.
 
 predecessor   … step | starts successor | step | step | saves | hand-over document | ends
 successor              cold start, loads code and tensors, waits … | takes the lease | restores | step …
@@ -37,9 +37,9 @@ class HandOverCosts:
 
 
 class Successor:
-    """When a function starts its successor, and when it must leave.
+    """The times at which a function starts its successor, and at which it must leave.
 
-    `step_s` is what a step of this function takes, 0 before its first, and `saving_s` what a checkpoint takes. Nobody
+    `step_s` is the time of a step of this function, 0 before its first, and `saving_s` that of a checkpoint. It never
     leaves before the first step, however late it is: the next function would do the same, and the run never go on.
     """
 
@@ -88,14 +88,14 @@ class Successor:
             self._try_at_s = self._progress.age_s + _PAUSES.pause_s(self._tries)
 
     def must_leave(self, *, step_s: float, saving_s: float) -> bool:
-        """Whether another step might not end within the function's lifetime. It has tried to start a successor."""
+        """Return True if another step might end after the function's lifetime. It has tried to start a successor."""
         lifetime_s = self._lifetime_s
         if lifetime_s is None or not self._tries:
             return False
         return self._progress.age_s >= leaves_at_s(lifetime_s, step_s, saving_s)
 
     def hand_over(self, step: int) -> None:
-        """Tell the successor that `step` steps are done and saved."""
+        """Report to the successor that `step` steps are done and saved."""
         self._forget_before()
         put_document(self._storage, self._keys.hand_over(self._spec.worker, self._spec.attempt), HandOver(step=step))
         if self._started:
@@ -104,7 +104,7 @@ class Successor:
             _log.warning("leaves after step %d without a successor: others have to restart this worker", step)
 
     def _forget_before(self) -> None:
-        """Delete what nobody needs any more of the functions before: a heartbeat, where there is a report to bill."""
+        """Delete the heartbeat of the function before, where there is a report to bill."""
         spec, before = self._spec, self._spec.attempt - 1
         if before < 0:
             return
@@ -115,7 +115,7 @@ class Successor:
         self._storage.delete_many(outdated)
 
     def costs_within(self, seconds: float, *, step_s: float, saving_s: float) -> HandOverCosts:
-        """What hand-overs cost the run, if any, that begin in so many seconds.
+        """Return the cost to the run of the hand-overs, if any, that begin in so many seconds.
 
         All workers hand over at about the same time, each in another step, and each time all wait until its stage is
         saved and loaded again.

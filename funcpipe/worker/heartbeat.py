@@ -1,4 +1,4 @@
-"""The heartbeat of a worker: a thread that tells how the worker is doing, and reads the orders that it must obey.
+"""The heartbeat of a worker: a thread that reports the worker's state, and reads the orders that it must obey.
 
 It also notices what must end the worker while its lanes compute or wait: a lost lease, an exceeded limit, storage that
 stays out of reach.
@@ -106,7 +106,7 @@ class HeartbeatThread:
 
     def _beat(self) -> None:
         self._lease.check_now()
-        reason = self._orders.look()
+        reason = self._orders.poll()
         heartbeat = self._describe(self._beats)
         self._put(heartbeat)
         exceeded = self._exceeded() if reason is None else None
@@ -120,7 +120,7 @@ class HeartbeatThread:
             self._end(RunHalted(reason))
 
     def _ends_in_time(self) -> bool:
-        """Whether the worker ends by itself while it may still go on.
+        """Return True if the worker ends by itself while it may still go on.
 
         That is counted in pauses: one in which the process stands still is no time in which it could have ended.
         """

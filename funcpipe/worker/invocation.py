@@ -1,4 +1,4 @@
-"""What every function runs: a worker of a run, one of a parameter server, a probe that measures, or a watchdog."""
+"""The entry of every function: a worker of a run, one of a parameter server, a probe that measures, or a watchdog."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Which tasks a worker's lanes are running, for its heartbeat and the recovery of peers."""
+"""The tasks that a worker's lanes are running, for its heartbeat and the recovery of peers."""
 
 import threading
 import time

@@ -1,6 +1,6 @@
-"""When a run ends because of its limits of cost and time, as one of its workers finds by itself.
+"""The end of a run because of its limits of cost and time, as one of its workers finds by itself.
 
-The order to end names a step that all workers hear of in time. Where steps become so slow that it would come too late,
+The order to end names a step that all workers read in time. Where steps become so slow that it would come too late,
 or all wait for one worker, as in a hand-over, the run ends at once: a little before the limit, so that each worker can
 still end the step that it is in, and save its stage.
 """
@@ -18,7 +18,7 @@ from funcpipe.worker.validation import Validator
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LimitCheck:
-    """What one worker does for the run's limits, by the parts that it works with."""
+    """One worker's check of the run's limits, by the parts that it works with."""
 
     progress: WorkerProgress
     interval: CheckpointInterval
@@ -51,7 +51,7 @@ class LimitCheck:
             self.orders.give(halt)
 
     def exceeded(self, *, ahead_s: float = 0.0) -> str | None:
-        """Which limit is exceeded, `ahead_s` from now, if the run does not end at once."""
+        """Return the limit that is exceeded, `ahead_s` from now, if the run does not end at once."""
         return self.progress.budget.exceeded(self.progress.billed_s, ahead_s=self._end_s + ahead_s)
 
     def grace_s(self) -> float:
@@ -62,12 +62,12 @@ class LimitCheck:
         return self._ending_s if self.is_near() else 0.0
 
     def is_near(self) -> bool:
-        """Whether a limit is reached within two heartbeats: others have reached it before."""
+        """Return True if a limit is reached within two heartbeats: others have reached it before."""
         return self.exceeded(ahead_s=2 * self.heartbeat_s) is not None
 
     @property
     def behind_steps(self) -> int:
-        """How many steps this worker has yet to do again, and others have done."""
+        """The number of steps that this worker has yet to do again, and others have done."""
         return max(self.checkpoints.repeated_until - self.progress.done, 0)
 
     @property
@@ -76,6 +76,6 @@ class LimitCheck:
 
     @property
     def _end_s(self) -> float:
-        """How long it takes to end at once: to end a step, to validate if that is due, and to save the stage."""
+        """The time to end at once: to end a step, to validate if that is due, and to save the stage."""
         validation_s = 0.0 if self.validator is None else self.validator.took_s
         return self._ending_s + validation_s + self.interval.checkpoint_s

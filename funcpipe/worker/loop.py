@@ -44,7 +44,7 @@ from funcpipe.worker.validation import Validator
 _log = logging.getLogger(__name__)
 
 TRACED_STEPS = 20
-"""How many of the last steps a worker's trace holds."""
+"""The number of last steps that a worker's trace holds."""
 
 _Trace = deque[tuple[Event, ...]]
 
@@ -82,12 +82,12 @@ class Worker:
 
         Raises Superseded if another function is or becomes the worker, RunHalted if the run is to end at once.
         """
-        if not await_predecessor(self.spec, self.storage, self.keys) and (reason := self.orders.look()) is not None:
+        if not await_predecessor(self.spec, self.storage, self.keys) and (reason := self.orders.poll()) is not None:
             raise RunHalted(reason)  # which the attempt before obeys, if it can: it has more to save
         if self.spec.attempt and self.spec.follows_within_s is not None:
             self.progress.budget.end_overlap(self.progress.billed_s)
         self.lease.take()
-        if (reason := self.orders.look()) is not None:
+        if (reason := self.orders.poll()) is not None:
             raise RunHalted(reason)
         heartbeat = HeartbeatThread(
             self.storage,
@@ -198,7 +198,7 @@ class Worker:
         return None
 
     def _has_drifted(self) -> bool:
-        """Whether the replica must go back. Raises ReplicasDiffer if the run is to end then."""
+        """Return True if the replica must go back. Raises ReplicasDiffer if the run is to end then."""
         drift = self.checkpoints.drift
         if drift is None:
             return False
@@ -238,7 +238,7 @@ class Worker:
         self.checkpoints.mark_done(self.progress.done)
 
     def _after_beat(self) -> None:
-        """Look after others, and the first worker after what storages may delete."""
+        """Check the other workers, and, in the first worker, renew objects that storages may delete."""
         if self.spec.is_first:
             self.renewal.renew_due(self.progress.run_s)
         self.peers.check(

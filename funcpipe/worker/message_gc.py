@@ -1,4 +1,4 @@
-"""Which messages a worker may delete: those that nobody will read again.
+"""The messages that a worker may delete: those that will not be read again.
 
 A message has certainly been read once its writer has finished a later step in which it depended on every reader,
 directly or through others. A reader that dies may read it again, until the checkpoint that it would restart from covers
@@ -53,7 +53,7 @@ class MessageGC:
             self._unread += [_Message(step, key, readers) for key, readers in messages.readers.items()]
 
     def keeps_before(self, step: int) -> bool:
-        """Whether messages of steps before `step` are still to be deleted."""
+        """Return True if messages of steps before `step` are still to be deleted."""
         with self._lock:
             return any(message.step < step for message in self._read)
 
@@ -69,7 +69,7 @@ class MessageGC:
 
 
 def most_objects(graph: Graph) -> int:
-    """How many objects the worker of `graph` puts that puts most."""
+    """Return the largest number of objects that a worker of `graph` puts."""
     return max(Counter((put.stage, put.replica) for put in graph.readers()).values(), default=0)
 
 

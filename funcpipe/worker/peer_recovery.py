@@ -39,7 +39,7 @@ class _Peer:
 
     @property
     def has_started(self) -> bool:
-        """Whether the newest attempt that is known to have been started has sent a heartbeat."""
+        """True if the newest attempt that is known to have been started has sent a heartbeat."""
         return self.attempt >= (0 if self.last_restart is None else self.last_restart.attempt)
 
 
@@ -94,7 +94,7 @@ class PeerRecovery:
         return silent_s > (starting_s if starts else running_s)
 
     def _has_handed_over(self, worker: str, peer: _Peer) -> bool:
-        """Whether its newest attempt has ended in good order, so that a successor is about to start."""
+        """Return True if its newest attempt has ended in good order, so that a successor is about to start."""
         return exists(self._storage, self._keys.hand_over(worker, peer.attempt))
 
     def _has_changed(self, worker: str, peer: _Peer) -> bool:
@@ -116,7 +116,7 @@ class PeerRecovery:
             if newest.ended is Outcome.FAILED:
                 self._halt(f"worker {worker} failed")
             return
-        step = step if last is None else max(step, last.step)  # whoever restarted it last may have been ahead
+        step = step if last is None else max(step, last.step)  # the worker that restarted it last may have been ahead
         tries = last.tries + 1 if last is not None and last.step == step else 1
         first = load_payload(self._storage, self._keys, worker, RunKey(self._spec.run_key))
         account = replace(

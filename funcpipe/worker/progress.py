@@ -1,4 +1,4 @@
-"""How far an attempt of a worker has come: in steps, seconds and dollars.
+"""The progress of an attempt of a worker: in steps, seconds and dollars.
 
 It counts its own storage requests and has to estimate those of all others, whom to ask would be requests again. How
 many messages they put and get follows from the graph of each step. What a worker asks for besides its messages, for
@@ -68,12 +68,12 @@ class WorkerProgress:
 
     @property
     def account(self) -> RunAccount:
-        """What a function is told that is invoked now."""
+        """The account for a function that is invoked now."""
         return replace(self._account, spent_usd=self.run_usd, elapsed_s=self.run_s, requests_usd=self.run_requests_usd)
 
     @property
     def successor_account(self) -> RunAccount:
-        """What a successor is told that is invoked now, and with it those of all other workers."""
+        """The account for a successor that is invoked now, and with it those of all other workers."""
         account = self.account
         return replace(account, requests_usd=account.requests_usd + self.workers * account.invocation_usd)
 

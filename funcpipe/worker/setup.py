@@ -59,7 +59,7 @@ def load_worker(
 ) -> Worker:
     """The worker of `spec`, ready to run. It takes `lease` then, or one of its own; `clock` dates its events.
 
-    Its function was `invoked` just now, unless that says otherwise; `account` is told what its time goes to.
+    Its function was `invoked` just now, unless that says otherwise; `account` records its use of time.
 
     Raises CorruptMessage if the code in storage is not what `spec` names.
     """
@@ -153,7 +153,7 @@ def _validator(
 
 
 def _channel(spec: WorkerSpec, fenced: Storage, keys: Keys, cancel: threading.Event) -> Channel:
-    """Who waits for long may hold up all functions of the run."""
+    """Return the worker's channel; long waits in it may hold up all functions of the run."""
     empty_get_usd = spec.account.store("messages").empty_get_usd
     estimator = ArrivalEstimator(
         deadline_s=spec.message_deadline_s, empty_get_usd=empty_get_usd, idle_usd_s=spec.account.run_usd_s
@@ -164,7 +164,7 @@ def _channel(spec: WorkerSpec, fenced: Storage, keys: Keys, cancel: threading.Ev
 
 
 def _lifetime_s(spec: WorkerSpec, invoked: Invoked) -> float | None:
-    """How old the function may become: as was planned, or what its platform has told it, if that is less."""
+    """Return the age that the function may reach: as planned, or as its platform says, if that is less."""
     return min([s for s in (spec.faults.lifetime_s, invoked.lifetime_s) if s is not None], default=None)
 
 

@@ -36,7 +36,7 @@ class StepGraphs:
     def __init__(
         self, spec: WorkerSpec, keys: Keys, routes: Routes, batches: Batches, *, norms: bool, loads: bool
     ) -> None:
-        """With `norms`, stages exchange the norms of their gradients in every step. `loads` tells that this stage loads
+        """With `norms`, stages exchange the norms of their gradients in every step. With `loads`, this stage loads
         data; what other stages load does not concern it.
         """
         self._spec = spec

@@ -1,4 +1,4 @@
-"""What a worker of the last stage reports of its steps, and how it keeps that in few objects."""
+"""The reports of a worker of the last stage on its steps, and their storage in few objects."""
 
 import contextlib
 import logging

@@ -23,12 +23,12 @@ from funcpipe.worker.step_reporter import StepReporter
 _log = logging.getLogger(__name__)
 
 OPEN_UPLOADS = 4
-"""How many uploads may be open at once; only one of them moves its body, the others wait for their turn."""
+"""The number of uploads that may be open at once; only one of them moves its body, the others wait for their turn."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepRunner:
-    """What the steps of one worker need. `loader` loads its micro-batches, if its stage reads data."""
+    """Runs the steps of one worker. `loader` loads its micro-batches, if its stage reads data."""
 
     spec: WorkerSpec
     graphs: StepGraphs

@@ -63,7 +63,7 @@ class Synchronisation:
 
     def _get_raw(self, task: Task, chunks: GradientChunks, part: int) -> TaskResult:
         """Read this replica's piece from an object that holds pieces for several readers."""
-        assert task.peer is not None, f"{task} reads from nobody"
+        assert task.peer is not None, f"{task} has no peer"
         sent = self._pattern.raw_pieces(task.peer, part)
         own = next(piece for piece in sent if piece[1] == self._pattern.merges(self._replica))
         start, stop = _range_of(own, sent, chunks, chunks.wire)
@@ -102,7 +102,7 @@ class Synchronisation:
                 chunks.unpack(piece)
 
     def _get_merged(self, task: Task, chunks: GradientChunks, part: int) -> TaskResult:
-        assert task.peer is not None, f"{task} reads from nobody"
+        assert task.peer is not None, f"{task} has no peer"
         sent = self._pattern.merged_pieces(task.peer, part)
         into = [chunks.merged_room(piece) for piece in sent]
         wire = message_wire(chunks.merged_wire)

@@ -1,4 +1,4 @@
-"""What a function's time goes to, second by second, from its invocation to its report."""
+"""The use of a function's time, second by second, from its invocation to its report."""
 
 import contextlib
 import time

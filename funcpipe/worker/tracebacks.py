@@ -66,7 +66,7 @@ def _fold(report: traceback.TracebackException) -> bool:
 
 
 def _package_of(frame: traceback.FrameSummary) -> str | None:
-    """Which of the packages whose frames tell a user little a frame is of; code that was generated is torch's."""
+    """Return the package of a frame, if it is one whose frames say little to a user; generated code is torch's."""
     if frame.filename.startswith("<"):
         return "torch"
     return next((name for name, folder in _PACKAGES.items() if Path(frame.filename).is_relative_to(folder)), None)

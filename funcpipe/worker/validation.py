@@ -38,7 +38,7 @@ from funcpipe.worker.lane_monitor import LaneMonitor
 _log = logging.getLogger(__name__)
 
 BATCHES_AHEAD = 8
-"""How many batches a stage may be ahead of what the last stage has measured: their messages lie in the storage."""
+"""The batches that a stage may be ahead of the last stage's measurements: their messages lie in the storage."""
 
 _PAUSES = Backoff(first_s=0.02, most_s=1.0)
 
@@ -83,7 +83,7 @@ class Validator:
         self.took_s = 0.0
 
     def is_due(self, step: int) -> bool:
-        """Whether the run is to be validated after `step` steps, and no earlier generation has done that."""
+        """Return True if the run is to be validated after `step` steps, and no earlier generation has done that."""
         known = self._spec.validated
         due = is_due(step, every=self._evaluation.every, began_step=self._spec.began_step)
         return due and (known is None or known.step < step)
@@ -91,7 +91,7 @@ class Validator:
     def run(self, step: int, leave: Leave) -> ValidationReport | Outcome:
         """Validate after `step` steps, or find out what others have; how the worker must end, if it must before.
 
-        Raises DeadlineExceeded if nobody gets on with the validation for `message_deadline_s`.
+        Raises DeadlineExceeded if the validation makes no progress for `message_deadline_s`.
         """
         began_s = time.monotonic()
         report = find_report(self._storage, self._keys, step)
@@ -131,7 +131,7 @@ class Validator:
         loader = self._open_loader()
         with evaluating(self._evaluation, self._runner.trained), loader or contextlib.nullcontext():
             for batch in self._batches[first:]:
-                self._look(leave, self._batch_s, self._batch_s * (len(self._batches) - batch.number))
+                self._raise_if_ended(leave, self._batch_s, self._batch_s * (len(self._batches) - batch.number))
                 began_s = time.monotonic()
                 if spec.stage != self._last and batch.number >= BATCHES_AHEAD:
                     measured = self._batches[batch.number - BATCHES_AHEAD]
@@ -155,7 +155,7 @@ class Validator:
             return
         assert evaluation.scores is not None, "the last stage measures"
         key = self._keys.part(step, self._spec.worker, batch.number)
-        if evaluation.outputs:  # before the part, which tells that the batch is done
+        if evaluation.outputs:  # before the part, which says that the batch is done
             put_part(self._storage, self._keys.output(self._spec.replica, batch.number), evaluation.outputs)
         self._parts[key] = evaluation.scores.part()
         put_part(self._storage, key, self._parts[key])
@@ -207,7 +207,7 @@ class Validator:
             with contextlib.suppress(KeyMissing):
                 self._storage.get(key)
                 return
-            self._look(leave, self._batch_s, 0.0)
+            self._raise_if_ended(leave, self._batch_s, 0.0)
             if time.monotonic() > until_s:
                 parts = len(self._storage.list(self._keys.parts_of(step)))
                 if parts == seen:
@@ -218,7 +218,7 @@ class Validator:
             if self._cancel.is_set():
                 raise Cancelled(f"stopped waiting for {key}")
 
-    def _look(self, leave: Leave, batch_s: float, left_s: float) -> None:
+    def _raise_if_ended(self, leave: Leave, batch_s: float, left_s: float) -> None:
         if self._cancel.is_set():
             raise Cancelled("stopped from outside")
         outcome = leave(batch_s, left_s)

@@ -1,4 +1,4 @@
-"""A watchdog restarts the silent workers of detached runs, those that nobody waits for too, and when all have died.
+"""A watchdog restarts the silent workers of detached runs, also those that no worker waits for, and when all have died.
 
 A cloud starts one every minute, as a small function; the host of local functions keeps one beside a detached run. It
 restarts by the means of `peer_recovery`, so that watchdogs that overlap, peers and clients do not get in each other's
@@ -29,10 +29,10 @@ from funcpipe.worker.peer_recovery import PeerRecovery
 _log = logging.getLogger(__name__)
 
 WORKER = "watchdog"
-"""What the lines of a watchdog say in the place of a worker."""
+"""The name of a watchdog as the worker of its lines."""
 
 ALL_RUNS = "all"
-"""What its lines say in the place of a run, if it watches all of them."""
+"""The name of the run in its lines, if it watches all of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +69,7 @@ def watch(spec: WatchSpec, storage: Storage, open_platform: OpenPlatform, *, clo
             for prefix in marked
         }
         for run in watched.values():
-            run.look()
+            run.poll()
         again = [run for run in watched.values() if spec.until_ended or run.is_unsure]
         if not again:
             return
@@ -77,7 +77,7 @@ def watch(spec: WatchSpec, storage: Storage, open_platform: OpenPlatform, *, clo
 
 
 class _WatchedRun:
-    """A detached run as one watchdog sees it. `is_unsure` tells whether a further look is needed."""
+    """A detached run that one watchdog watches. `is_unsure` is True if a further check is needed."""
 
     def __init__(
         self, storage: SignedStorage, keyring: Keyring, prefix: str, open_platform: OpenPlatform, clocks: Clocks
@@ -92,7 +92,7 @@ class _WatchedRun:
         self.heartbeat_s = 1.0
         self.is_unsure = False
 
-    def look(self) -> None:
+    def poll(self) -> None:
         """Restart the workers that have been silent for too long. What is wrong with one run is not with others."""
         self.is_unsure = False
         try:
@@ -153,10 +153,10 @@ class _WatchedRun:
         return PeerRecovery(spec, self._storage, keys, self._open_platform, is_worker=False, clock=clock)
 
     def _seems_late(self, beat: Heartbeat) -> bool:
-        """Whether the heartbeat is not about as old as it should be, by two clocks that may differ."""
+        """Return True if the heartbeat is not about as old as it should be, by two clocks that may differ."""
         return abs(self._clocks.now() - beat.sent_at_s) > self.heartbeat_s
 
     def _outcome(self, keys: Keys, worker: str) -> Outcome | None:
-        """How the worker has ended for good, if it has."""
+        """Return how the worker has ended for good, if it has."""
         last = last_attempt(self._storage, keys, worker)
         return None if last is None else last.ended

@@ -30,7 +30,7 @@ def ends_after(worker: HaltOrders, first: int = 0, *, looks: bool = True) -> int
     """After how many steps it ends, if it looks for orders before each."""
     for step in range(first, 100):
         if looks:
-            assert worker.look() is None
+            assert worker.poll() is None
         if worker.end_before(step):
             return step
     return 100
@@ -52,8 +52,8 @@ def test_an_order_that_comes_too_late_for_somebody_is_obeyed_by_nobody() -> None
         assert not late.end_before(step)
     lease(storage, "s2.r0").check()
     halt_run(storage, KEYS, Halt(reason="too expensive", step=7, worker="s2.r0", attempt=0))
-    assert in_time.look() is None
-    assert late.look() is None
+    assert in_time.poll() is None
+    assert late.poll() is None
     assert ends_after(in_time, looks=False) == 100
     assert read_halt(storage, KEYS) is None
 
@@ -64,7 +64,7 @@ def test_a_client_s_order_that_comes_too_late_is_given_again_for_a_later_step() 
     for step in range(9):
         assert not late.end_before(step)
     halt_run(storage, KEYS, Halt(reason="it was stopped", step=7))
-    assert late.look() is None
+    assert late.poll() is None
     assert [ends_after(late, 9), ends_after(in_time)] == [12, 12]
 
 
@@ -75,7 +75,7 @@ def test_an_order_that_was_cut_short_is_done_without_and_given_again() -> None:
     data = storage.get(KEYS.order(0))
     storage.put(KEYS.order(0), data[: len(data) // 2])
     for worker in (one, other):
-        assert worker.look() is None
+        assert worker.poll() is None
         assert not worker.end_before(3)
     assert halt_run(storage, KEYS, BUDGET) == BUDGET
     assert [ends_after(one, 4), ends_after(other, 4)] == [7, 7]
@@ -116,8 +116,8 @@ def test_an_order_to_end_at_once_overrules_one_to_end_after_a_step() -> None:
     worker, other = orders(storage, "s0.r0"), orders(storage, "s1.r0")
     worker.give(BUDGET)
     other.give(Halt(reason="failed"))
-    worker.look()
-    assert worker.look() == "failed"
+    worker.poll()
+    assert worker.poll() == "failed"
     halt = read_halt(storage, KEYS)
     assert halt is not None
     assert halt.reason == "failed"
@@ -128,7 +128,7 @@ def test_a_failure_that_another_one_has_ended_the_run_for_changes_nothing() -> N
     first, second = orders(storage, "s0.r0"), orders(storage, "s1.r0")
     first.give(Halt(reason="failed"))
     second.give(Halt(reason="failed too"))
-    assert second.look() == "failed"
+    assert second.poll() == "failed"
     assert storage.list(KEYS.order(1)) == ()
 
 
@@ -146,7 +146,7 @@ def test_a_worker_that_is_to_end_looks_before_each_step_whether_it_must_at_once(
     storage = MemoryStorage()
     one, other = orders(storage, "s0.r0"), orders(storage, "s1.r0")
     one.give(BUDGET)
-    other.look()
+    other.poll()
     assert not other.end_before(3)
     assert other.last_step == 7
     one.give(Halt(reason="it has become too slow"))
