@@ -68,7 +68,7 @@ def forecast(
     PlanError unless plan, profile and platform belong together.
     """
     graph = build_graph(step_shape(plan, profile, clipped=clipped))
-    costs = costs_of(graph, task_cost(plan, profile, spec), alike=True)
+    costs = costs_of(graph, task_cost(plan, profile, spec), uniform=True)
     caps = tuple(spec.store(name).shared_bytes_s for name in _stores_of(plan))
     disturbed = replace(disturbances, contention=spec.contention, shared_bytes_s=caps, shared_cores=spec.shared_cores)
     return play(graph, costs, disturbances=disturbed)

@@ -16,7 +16,7 @@ from funcpipe.scheduler.tasks import Task
 
 @dataclass(frozen=True, slots=True)
 class TaskResult:
-    """How many bytes a task moved, and for how long it waited for an object that did not exist yet.
+    """The bytes that a task moved, and the time that it waited for an object that did not exist yet.
 
     `ago_s` is there if others did its work beside the lane: how many seconds ago that began and ended.
     """
@@ -97,7 +97,7 @@ class _Lane:
 
 
 class _Execution:
-    """What the lanes of one worker share: which tasks have ended, and the first failure."""
+    """The shared state of one worker's lanes: the tasks that have ended, and the first failure."""
 
     def __init__(
         self,
@@ -150,7 +150,7 @@ class _Execution:
                     return position
                 lane.may_start.wait()
             if lane.left:
-                self._stop()  # whoever set it from outside has not woken the other lanes
+                self._stop()  # if it was set from outside, the other lanes still sleep
             return None
 
     def _first_ready(self, lane: _Lane) -> int | None:
@@ -167,7 +167,7 @@ class _Execution:
             self._stop()
 
     def _stop(self) -> None:
-        """Make every lane stop before its next task; by whoever holds the lock."""
+        """Make every lane stop before its next task; the caller holds the lock."""
         self.cancel.set()
         for lane in self.lanes.values():
             lane.may_start.notify_all()

@@ -6,7 +6,7 @@ from funcpipe.scheduler.pipeline import find_links
 from funcpipe.scheduler.tasks import Kind, Task, source_of
 
 AHEAD = 2
-"""How many micro-batches a stage may have received that it has not begun with."""
+"""The number of micro-batches that a stage may have received and not begun with."""
 
 
 def forward_graph(*, stages: int, replicas: int, micro_batches: int, routes: Routes) -> Graph:

@@ -47,7 +47,7 @@ class Graph:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepShape:
-    """What the graph of a step depends on. `micro_batches` counts those of all replicas in this step.
+    """The shape of the graph of a step. `micro_batches` counts those of all replicas in this step.
 
     With `norms`, all stages exchange the norms of their gradients before they update. `streams` says how to cut the
     synchronisation; None means the usual cut. Where `ways` are given, they are those of the stages. `loading` says what
@@ -68,7 +68,7 @@ class StepShape:
     joint_loss: bool = False
 
     def pattern_of(self, stage: int) -> Pattern:
-        """How the replicas of a stage sum their gradients."""
+        """Return the pattern by which the replicas of a stage sum their gradients."""
         way = self.ways[stage] if self.ways else SyncWay(self.sync, self.streams)
         return pattern(way.sync, self.replicas, way.streams)
 
@@ -113,7 +113,7 @@ class _Asked:
         self._last: Task | None = None
 
     def after(self, get: Task, local: tuple[Task, ...], place: Mapping[Task, int]) -> tuple[Task, ...]:
-        """What `get`, which comes next, needs of its own worker, if all it needs by itself is `local`."""
+        """Return the tasks that `get`, which comes next, needs of its own worker, if by itself it needs `local`."""
         if get.kind not in RECEIVES and self._last not in local:
             computed = max([place[need] for need in local if RESOURCES[need.kind] is Resource.COMPUTE], default=-1)
             local += tuple(
@@ -163,7 +163,7 @@ def _partners(shape: StepShape, stage: int, replica: int) -> tuple[int, ...] | N
 
 
 def _buckets(shape: StepShape, links: Links, stage: int) -> int:
-    """How many parts of the gradient may be summed before the last backward has ended.
+    """Return the number of parts of the gradient that may be summed before the last backward has ended.
 
     None where it has gradients of activations to send: those of other stages wait for them, and would wait for the
     parts as well, at one stage after the other. None either where gradients of tied parameters are still to be added.
@@ -213,7 +213,7 @@ def _share_norms(shape: StepShape, stage: int, replica: int, summed: tuple[Task,
 
 
 def _adds_tied(shape: StepShape, stage: int) -> bool:
-    """Whether this stage adds gradients of tied parameters that later stages hold."""
+    """Return True if this stage adds gradients of tied parameters that later stages hold."""
     return any(stage != route.stages[-1] for _, route in _held_ties(shape, stage))
 
 

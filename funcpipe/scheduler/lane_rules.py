@@ -1,4 +1,4 @@
-"""When a task may start: the only statement of it, read by the graph, the executor and the simulator.
+"""The rule of when a task may start: its only statement, read by the graph, the executor and the simulator.
 
 A task may start once everything it needs has ended and its lane lets it. A lane serves one task at a time:
 
@@ -33,7 +33,7 @@ from funcpipe.scheduler.tasks import Kind
 
 
 class Order(Enum):
-    """How far a lane keeps to the order of the graph."""
+    """The degree to which a lane keeps to the order of the graph."""
 
     STRICT = "each task waits until the task before it has ended"
     ASKED = "requests are opened in order, objects are read as they arrive"

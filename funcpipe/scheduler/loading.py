@@ -18,12 +18,12 @@ from funcpipe.scheduler.schedules import in_flight
 from funcpipe.scheduler.tasks import Kind, Task
 
 SPARE = 2
-"""How many micro-batches a lane may have loaded beyond those that are to be there when a step begins."""
+"""The micro-batches that a lane may have loaded beyond those that are to be there when a step begins."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """What is loaded in a step: by which `stages`, and for how many micro-batches in the `following` step.
+    """The loading in a step: by which `stages`, and for how many micro-batches in the `following` step.
 
     Unless `is_loaded`, nothing of the step itself was loaded before it.
     """
@@ -34,7 +34,7 @@ class Loading:
 
 
 def loaded_ahead(schedule: ScheduleKind, *, stage: int, stages: int, micro_batches: int) -> int:
-    """How many of a replica's micro-batches of a step are loaded before it begins."""
+    """Return the number of a replica's micro-batches of a step that are loaded before it begins."""
     held = in_flight(schedule, stage=stage, stages=stages, micro_batches=micro_batches)
     return min(micro_batches, held + 1)
 

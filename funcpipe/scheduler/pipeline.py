@@ -15,12 +15,12 @@ RECEIVES = frozenset({Kind.GET_ACTIVATION, Kind.GET_GRADIENT})
 """Transfers into a stage; what one of them needs never ends before what those before it on their lane need."""
 
 BUFFERS = 2
-"""How many gradients may be on their way into or out of a stage: the one its backward is working on, and one more."""
+"""The gradients that may be on their way into or out of a stage: the one its backward is working on, and one more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Links:
-    """What one stage reads and writes for each micro-batch.
+    """The objects that one stage reads and writes for each micro-batch.
 
     Forward: `reads` are objects (producer stage, part), `writes` the stage's own parts. Backward: `gradient_reads` are
     the stages that send gradients, `gradient_writes` those that receive them.

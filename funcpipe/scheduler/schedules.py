@@ -23,7 +23,7 @@ class Action:
 
 
 def in_flight(schedule: ScheduleKind, *, stage: int, stages: int, micro_batches: int) -> int:
-    """How many micro-batches' activations a function of `stage` holds at once, of the `micro_batches` it works on."""
+    """Return the most micro-batches, of `micro_batches`, whose activations a function of `stage` holds at once."""
     to_the_end = stages - stage
     match schedule:
         case ScheduleKind.GPIPE:

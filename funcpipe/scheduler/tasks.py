@@ -14,7 +14,7 @@ from funcpipe.errors import InvalidValue
 
 
 class Kind(Enum):
-    """What a task does."""
+    """The action of a task."""
 
     LOAD = "load"
     FORWARD = "forward"
@@ -49,12 +49,12 @@ class Kind(Enum):
 
     @property
     def is_put(self) -> bool:
-        """Whether it writes an object."""
+        """True if it writes an object."""
         return self.value.startswith("put-")
 
     @property
     def is_get(self) -> bool:
-        """Whether it reads an object."""
+        """True if it reads an object."""
         return self.value.startswith("get-")
 
     @property

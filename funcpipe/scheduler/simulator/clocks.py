@@ -21,7 +21,7 @@ from funcpipe.scheduler.tasks import Task, source_of
 
 Worker = tuple[int, int]
 Slack = Mapping[tuple[Worker, Worker], float]
-"""By writer and reader: the shortest time from the end of a put to the end of its get, each by its worker's clock."""
+"""The shortest time from the end of a put to the end of its get, by writer and reader, each by its worker's clock."""
 
 
 def aligned(events: Sequence[Event]) -> tuple[Event, ...]:

@@ -33,7 +33,7 @@ Array = npt.NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class CompiledGraph:
-    """What each entry releases when it ends, and how many ends it waits for.
+    """The entries that each entry releases when it ends, and the number of ends that it waits for.
 
     `tasks` is the number of tasks. `lane` numbers the lanes that are not strict; it is -1 for tasks on strict lanes and
     for starts. `side_by_side` says which tasks take their lane only once their latency is over.

@@ -1,4 +1,4 @@
-"""What tasks cost, as the simulator reads it: one array for each quantity, shape (tasks,), in the graph's order.
+"""The costs of tasks, as the simulator reads them: one array for each quantity, shape (tasks,), in the graph's order.
 
 For example, a forward of 2 s and an upload of 10 bytes over a link of 5 bytes/s with a latency of 0.04 s::
 
@@ -20,7 +20,7 @@ Array = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a task costs: first `seconds`, then `payload_bytes` at no more than `link_bytes_s`.
+    """The cost of a task: first `seconds`, then `payload_bytes` at no more than `link_bytes_s`.
 
     Without a link, moving the bytes is part of the seconds. Transfers through the same `store`, by number, share what
     it moves.
@@ -53,13 +53,13 @@ class Costs:
 
     @property
     def alone_s(self) -> Array:
-        """How long each task takes when nothing disturbs it."""
+        """The time of each task when nothing disturbs it."""
         return self.seconds + self.body_bytes / self.link_bytes_s
 
 
-def costs_of(graph: Graph, cost: Callable[[Task], Cost], *, alike: bool = False) -> Costs:
-    """Ask `cost` for every task; with `alike`, once for all tasks that differ only in micro-batch and replica."""
-    if not alike:
+def costs_of(graph: Graph, cost: Callable[[Task], Cost], *, uniform: bool = False) -> Costs:
+    """Ask `cost` for every task; with `uniform`, once for all tasks that differ only in micro-batch and replica."""
+    if not uniform:
         return _columns([cost(task) for task in graph.tasks])
     places: dict[tuple[object, ...], int] = {}
     sorts = [places.setdefault((task[0], task[1], *task[4:]), len(places)) for task in graph.tasks]

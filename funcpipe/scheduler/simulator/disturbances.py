@@ -1,4 +1,4 @@
-"""What disturbs a simulated step: contention, shared links and processors, noise, cold starts, stragglers, deaths.
+"""Disturbances of a simulated step: contention, shared links and processors, noise, cold starts, stragglers, deaths.
 
 For example, noise of 0.1 on a forward of 2 s: the variation is that of a log-normal number whose logarithm has the
 standard deviation √log(1 + 0.1²) = 0.0998 and the mean -0.0998²/2 = -0.005. For a standard normal draw of 1, the
@@ -35,7 +35,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disturbances:
-    """What disturbs a step; by default nothing does, and every task takes as long as it takes alone.
+    """The disturbances of a step; by default there are none, and every task takes as long as it takes alone.
 
     `contention` divides the speed of a computation while bytes of its function move. `shared_bytes_s` caps the bytes
     that all functions together move in each direction, through all stores or through each by its number;
@@ -69,7 +69,7 @@ class Disturbances:
 
     @property
     def independent(self) -> bool:
-        """Whether no task slows another down and no worker dies."""
+        """True if no task slows another down and no worker dies."""
         shared = any(cap is not None for cap in (*self.caps_bytes_s, self.shared_cores))
         return self.contention == 1.0 and not shared and not self.failures
 

@@ -1,4 +1,4 @@
-"""What running tasks share, such as a link or processors, as a fluid: every task works at a rate, all at once.
+"""The sharing of resources, such as a link or processors, as a fluid: every task works at a rate, all at once.
 
 Tasks are in *classes* with one limit each (the link of a function, one core). A task of class c works at the rate
 factor[c] · min(limit[c], fair share); the fair share is as large as `capacity` allows, which is the sum of all
@@ -127,7 +127,7 @@ class EventQueue:
         self._settings[task] += 1
 
     def next_s(self) -> float:
-        """When the first event is; infinity if there is none."""
+        """Return the time of the first event; infinity if there is none."""
         waiting = self._set
         while waiting:
             when_s, task, number = waiting[0]

@@ -52,10 +52,10 @@ class SharedSimulator:
         self._seconds: list[float] = costs.seconds.tolist()
         self._bytes: list[float] = costs.body_bytes.tolist()
         self._cores = self._share([1.0, 1.0], [1.0, 1.0 / disturbances.contention], disturbances.shared_cores)
-        alike = [1.0] * len(links)
+        weights = [1.0] * len(links)
         caps = disturbances.caps_bytes_s
         shares = {
-            (lane, store): self._cores if lane is Resource.COMPUTE else self._share(links.tolist(), alike, cap)
+            (lane, store): self._cores if lane is Resource.COMPUTE else self._share(links.tolist(), weights, cap)
             for lane in Resource
             for store, cap in enumerate(caps)
         }

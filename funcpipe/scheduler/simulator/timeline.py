@@ -1,4 +1,4 @@
-"""When each task of a played graph ran, as columns; turned into a trace of events only on demand."""
+"""The start and end of each task of a played graph, as columns; turned into a trace of events only on demand."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ class Stint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """When each task of `graph` ran: three columns with one element for each task, in the order of the graph.
+    """The start and end of each task of `graph`: three columns with one element for each task, in graph order.
 
     `lost` are earlier runs, or parts of runs, that ended with the death of their worker.
     """
