@@ -1,6 +1,6 @@
-"""When to ask for an object that may not exist yet, as every empty request costs time and money.
+"""Times to ask for an object that may not exist yet, as every empty request costs time and money.
 
-Messages of the same name come once a step, so the last steps tell when the next is due: counted from the beginning of
+Messages of the same name come once a step, so the last steps predict the next: counted from the beginning of
 the step, or from when the reader began to wait, whichever varies less. It is asked for at the earliest of those times,
 and then again and again; an empty request costs so little money that a late answer costs more.
 
@@ -30,7 +30,7 @@ _STEADY_STEPS = 3  # found at the first request, before the next is expected muc
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArrivalEstimator:
-    """How long to pause between requests, and `deadline_s`, how long to wait in all. All pauses are in seconds.
+    """The pauses between requests, and `deadline_s`, the longest wait in all. All pauses are in seconds.
 
     A pause is a share of a time: `due_share` of the expected time when a message is nearly due, `late_share` of the
     delay when it is late or nothing is known of it (at most `most_s`), at least `spread_share` of the spread while it
@@ -52,7 +52,7 @@ class ArrivalEstimator:
     idle_usd_s: float = 0.0
 
     def pause_s(self, since_s: float, due_s: float = 0.0, spread_s: float = 0.0, trip_s: float = 0.0) -> float:
-        """How long to pause, after `since_s`, for a message that mostly comes from `due_s` to `due_s` + `spread_s`.
+        """Return the pause, after `since_s`, for a message that mostly comes from `due_s` to `due_s` + `spread_s`.
 
         The empty request before took `trip_s`, which counts as part of the pause.
         """
@@ -75,7 +75,7 @@ class ArrivalEstimator:
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """When a message is expected: first after `due_s`, last after `due_s` + `spread_s`, both since `start_s`."""
+    """The expected time of a message: first after `due_s`, last after `due_s` + `spread_s`, both since `start_s`."""
 
     start_s: float
     due_s: float = 0.0
@@ -83,7 +83,7 @@ class Due:
 
 
 class Expectation:
-    """When the last messages of one name came, in seconds since each of several starts (of the step, of the wait)."""
+    """The arrivals of the last messages of one name, in seconds since each of several starts (step, wait)."""
 
     def __init__(self, estimator: ArrivalEstimator) -> None:
         self._estimator = estimator
@@ -92,7 +92,7 @@ class Expectation:
         self._trip_s = 0.0
 
     def due(self, starts_s: Sequence[float]) -> Due:
-        """When the next is due, since the start from which it varies least, but no later than since any of them."""
+        """Return when the next is due, since the start from which it varies least, or earlier by another start."""
         if not self._came_s:
             return Due(starts_s[0])
         by_start = zip(starts_s, zip(*self._came_s, strict=True), strict=True)

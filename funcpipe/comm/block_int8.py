@@ -17,22 +17,22 @@ import torch
 from torch import Tensor
 
 BLOCK = 256
-"""How many numbers share a scale."""
+"""The count of numbers that share a scale."""
 
 _MOST, _MISSING = 127.0, -128
 _LARGEST_SCALE = torch.finfo(torch.float32).max / _MOST * (1 - 2.0**-23)  # 127 of a larger one might be infinite
 
 AT_ONCE = 256 * BLOCK
-"""How many numbers are best worked on at once, so that they stay in the processor's cache."""
+"""The count of numbers that are best worked on at once, so that they stay in the processor's cache."""
 
 
 def blocks_in(elements: int) -> int:
-    """How many blocks, the last perhaps shorter, hold so many numbers."""
+    """Return how many blocks, the last perhaps shorter, hold so many numbers."""
     return -(-elements // BLOCK)
 
 
 def parts(elements: int) -> Iterator[tuple[slice, slice]]:
-    """Which numbers, and which of their blocks, are worked on at once, one part after another."""
+    """Yield the numbers, and their blocks, that are worked on at once, one part after another."""
     for start in range(0, elements, AT_ONCE):
         stop = min(start + AT_ONCE, elements)
         yield slice(start, stop), slice(start // BLOCK, blocks_in(stop))
@@ -66,7 +66,7 @@ def largest_in_blocks(values: Tensor) -> Tensor:
 
 
 def is_missing(values: Tensor) -> Tensor:
-    """Which of `values` are -0.0."""
+    """Return True for those of `values` that are -0.0."""
     return values.signbit() & (values == 0)
 
 

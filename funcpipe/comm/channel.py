@@ -23,7 +23,7 @@ from funcpipe.platforms.base import Storage
 _log = logging.getLogger(__name__)
 
 _READS = 3
-"""How often a message is read before its bytes count as damaged in the storage itself."""
+"""The reads of a message before its bytes count as damaged in the storage itself."""
 
 _SLOW_S = 5.0
 """A message is slow when it comes so much later than expected, and takes more than twice as long as expected."""
@@ -44,7 +44,7 @@ class Channel:
     Several threads may use it at once: their requests are open side by side, but in each direction one body moves at a
     time. The bodies of series, which synchronise replicas, let messages go ahead, because other stages wait for those.
 
-    Messages of the same name, the last part of their key, come once a step. Where the storage does not tell when an
+    Messages of the same name, the last part of their key, come once a step. Where the storage does not notify when an
     object appears, `estimator` expects it when it came in the last steps.
 
     `started` names the functions that the run has started so far. Whenever there are new ones, as after a restart, all
@@ -82,7 +82,7 @@ class Channel:
         self._written = written
 
     def has_written(self, key: str) -> bool:
-        """Whether an earlier attempt has put the message."""
+        """Return True if an earlier attempt has put the message."""
         return key in self._written
 
     def begin_step(self) -> None:
@@ -182,7 +182,7 @@ class Channel:
         now_s = self._clock()
         left_s = self._left_s(began_s, now_s)
         if left_s <= 0:
-            self._look_for_restarts(now_s)
+            self._check_restarts(now_s)
             left_s = self._left_s(began_s, now_s)
         if left_s <= 0:
             raise DeadlineExceeded(f"{key} has not come within {self._estimator.deadline_s:g} s")
@@ -194,7 +194,7 @@ class Channel:
     def _left_s(self, began_s: float, now_s: float) -> float:
         return self._estimator.deadline_s - (now_s - max(began_s, self._restarted_s))
 
-    def _look_for_restarts(self, now_s: float) -> None:
+    def _check_restarts(self, now_s: float) -> None:
         """Asked at the end of a deadline only, as it costs a listing."""
         started = frozenset(self._started())
         if started - self._known:

@@ -9,7 +9,7 @@ against the bytes of the message before anything is allocated. Every tensor is c
 The length of a message follows from dtypes and shapes alone, so several messages may share an object and be read one by
 one.
 
-Within a run, messages are signed (`signature.py`): nobody without the run's key can make one, and a message passes only
+Within a run, messages are signed (`signature.py`): only with the run's key can one be made, and a message passes only
 in the object and at the offset that it was written for. Elsewhere an XXH3 of the rest, which takes as many bytes, shows
 accidents.
 
@@ -40,7 +40,7 @@ _ALIGNMENT = 64
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Where the parts of a message are.
+    """The positions of the parts of a message.
 
     `placed` holds for each tensor its offset after `start`, the tensor, and its form on the wire; `size` is in bytes.
     """
@@ -122,7 +122,7 @@ def decode(
 def is_same(
     written: memoryview, found: bytes, messages: Sequence[Mapping[str, Tensor]], wire: Wire, *, proof: Proof
 ) -> bool:
-    """Whether `found`, the series `messages` as it was read, is proven and holds what `written` holds."""
+    """Return True if `found`, the series `messages` as it was read, is proven and holds what `written` holds."""
     if len(found) != written.nbytes:
         return False
     view, start = memoryview(found), 0
@@ -164,7 +164,7 @@ def _write(layout: _Layout, buffer: Tensor, proof: Proof, place: int) -> None:
 
 
 def _check_places(entries: list[Any]) -> None:
-    """No two tensors share bytes, so that no more is allocated than was sent."""
+    """Raise CorruptMessage if two tensors share bytes, so that no more is allocated than was sent."""
     end = 0
     for _, _, shape, form_name, offset in entries:
         if offset < end:

@@ -42,7 +42,7 @@ _MOST_DOWNLOADS = 64  # connections of a client
 
 
 class Move(Enum):
-    """What a replica does with an object, or with the pieces of a round."""
+    """The action of a replica on an object, or on the pieces of a round."""
 
     PUT_SPLIT = "put-split"
     GET_SPLIT = "get-split"
@@ -67,7 +67,7 @@ class Transfer:
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """How `replicas` sum a gradient: which pieces there are, who owns them, and in which objects they travel.
+    """The way in which `replicas` sum a gradient: the pieces, their owners, and the objects in which they travel.
 
     In an all-reduce with a `server`, the server adds what the replicas put; its number is the one after theirs.
     """
@@ -79,7 +79,7 @@ class Pattern:
 
     @property
     def workers(self) -> int:
-        """How many take part: the replicas, and the server if there is one."""
+        """The number of participants: the replicas, and the server if there is one."""
         return self.replicas + self.server
 
     @property
@@ -149,7 +149,7 @@ class Pattern:
 
     @property
     def spreads(self) -> bool:
-        """Whether replicas put sums for others."""
+        """True if replicas put sums for others."""
         return self.sync is not Sync.EXCHANGE
 
     @property
@@ -164,13 +164,13 @@ def pattern(sync: Sync, replicas: int, streams: Streams | None = None) -> Patter
 
 
 def pattern_of(plan: Plan, stage: int) -> Pattern:
-    """How the replicas of a stage of `plan` sum their gradients."""
+    """Return the pattern by which the replicas of a stage of `plan` sum their gradients."""
     way = plan.ways[stage]
     return pattern(way.sync, plan.replicas, way.streams)
 
 
 def open_downloads(replicas: int) -> int:
-    """How many gets of a replica may be open at once, so that a late object does not hold up the next rounds.
+    """Return how many gets of a replica may be open at once, so that a late object does not hold up the next rounds.
 
     With four for each replica, streams take as long as their closed form says (`tests/partitioner/sync_links.py`).
     """

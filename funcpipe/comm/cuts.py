@@ -1,4 +1,4 @@
-"""Which elements of a gradient each piece of a pattern has.
+"""The elements of a gradient that each piece of a pattern has.
 
 By hand: 10 elements, of which the first 2 are known only at the end (the head), in two rounds of two splits. The rounds
 are 6-10 and 0-6, and their pieces 6-8 and 8-10, then 0-3 and 3-6.

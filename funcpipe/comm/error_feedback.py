@@ -1,7 +1,7 @@
-"""What rounding has taken from a replica's contributions and sums, to be added in the next step.
+"""The rounding errors of a replica's contributions and sums, to be added in the next step.
 
 With 8 bits much is lost in a step, but nothing over many: whatever a message leaves out is kept and sent later. Both
-halves are fed back, as both are rounded: each replica keeps what its contribution lost, and whoever adds keeps what the
+halves are fed back, as both are rounded: each replica keeps what its contribution lost, and the adder keeps what the
 sum lost, as in DoubleSqueeze (Tang et al., ICML 2019) and in Communication-Efficient Distributed Blockwise Momentum SGD
 with Error-Feedback (Zheng et al., NeurIPS 2019).
 
@@ -20,7 +20,7 @@ from torch import Tensor
 
 
 class ErrorFeedback:
-    """What one replica has kept: `sent` of its contributions, `summed` of the sums that it makes, both in fp32.
+    """The rounding errors that one replica keeps: `sent` of its contributions, `summed` of its sums, both in fp32.
 
     `sent` has an element for each of the gradient, and `summed` one for each that the replica sums, in the order of the
     `ranges` [start, stop) of the gradient. All are 0 in the beginning.
@@ -36,7 +36,7 @@ class ErrorFeedback:
             offset += stop - start
 
     def of_sum(self, start: int, stop: int) -> Tensor:
-        """What is kept of the sum of the elements [start, stop), one of the ranges; a view."""
+        """Return the rounding errors of the sum of the elements [start, stop), one of the ranges; a view."""
         return self.summed[self._places[start, stop]]
 
     def clear(self) -> None:

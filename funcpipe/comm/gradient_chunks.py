@@ -74,7 +74,7 @@ class GradientChunks:
         return self.message(piece, self.merged_wire)
 
     def merged_room(self, piece: Piece) -> dict[str, Tensor]:
-        """Where a piece's sum is read into; `unpack` comes after."""
+        """Return the memory that a piece's sum is read into; `unpack` comes after."""
         return self.message(piece, self.merged_wire)
 
     def unpack(self, piece: Piece) -> None:
@@ -90,7 +90,7 @@ class GradientChunks:
         return {"head": self._flat[start:border].view(torch.int32), "piece": self._flat[border:stop]}
 
     def room(self, piece: Piece) -> dict[str, Tensor]:
-        """Where a piece that another replica wrote is read into: memory for what travels, and no more."""
+        """Return the memory that another replica's piece is read into: as large as what travels, and no larger."""
         if self._rounded is self._flat.dtype:
             return {}  # decoding makes as much
         return {
@@ -121,7 +121,7 @@ class GradientChunks:
 
 
 def cut_unit(wire: Wire) -> int:
-    """Of how many elements pieces are made that are summed in the format `wire`."""
+    """Return the unit, in elements, of pieces that are summed in the format `wire`."""
     return BLOCK if wire is Wire.INT8 else 1
 
 

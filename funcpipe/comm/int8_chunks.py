@@ -1,7 +1,7 @@
 """The chunks of a gradient that is summed in 8 bits.
 
 Each replica adds what it has kept (`error_feedback.py`) to its contribution, rounds it, and keeps what that takes
-away. Whoever adds does so with the rounded contributions, in fp32 and in rank order, adds what it has kept of that sum,
+away. The adder adds the rounded contributions, in fp32 and in rank order, adds what it has kept of that sum,
 rounds and keeps again. So all replicas end with the same bits. Pieces are cut between blocks, so that blocks, and with
 them all bits, are the same in every way of synchronising. The head keeps its 32 bits.
 """
@@ -43,7 +43,7 @@ class Int8Chunks(GradientChunks):
         return {**form, "whole": whole, "scales": torch.empty(blocks_in(count), device="meta")}
 
     def contribution(self, piece: Piece) -> dict[str, Tensor]:
-        """What this replica contributes to a piece, rounded when it is first asked for."""
+        """Return this replica's contribution to a piece, rounded when it is first asked for."""
         with self._rounding:
             if piece not in self._sent:
                 start, border, stop = self._borders(piece)
@@ -59,11 +59,11 @@ class Int8Chunks(GradientChunks):
         return {}
 
     def merged(self, piece: Piece) -> dict[str, Tensor]:
-        """What travels of a sum: views of the sum, or of the parameters in its place, unless they travel in 8 bits."""
+        """Return the tensors that travel of a sum: views of the sum or of the updated parameters, unless in 8 bits."""
         return self._sums[piece] if self.merged_wire is Wire.INT8 else super().merged(piece)
 
     def merged_room(self, piece: Piece) -> dict[str, Tensor]:
-        """Where a sum that another replica has made is read into; `unpack` comes after.
+        """Return the memory that another replica's sum is read into; `unpack` comes after.
 
         In a repeated step the sum may be there before this replica has put its contribution again. That is rounded
         now, before the sum takes its place, for what it leaves out is kept.
@@ -108,7 +108,7 @@ class Int8Chunks(GradientChunks):
         self._sums[piece] = summed
 
     def _borders(self, piece: Piece) -> tuple[int, int, int]:
-        """Where a piece begins, where its part of the head ends, and where it ends."""
+        """Return where a piece begins, where its part of the head ends, and where it ends."""
         start, stop = self.range_of(piece)
         return start, min(max(start, self._head), stop), stop
 
@@ -149,7 +149,7 @@ def gradient_chunks(
 def new_feedback(
     flat: Tensor, pattern: Pattern, replica: int, head: int = 0, *, wire: Wire = Wire.INT8
 ) -> ErrorFeedback | None:
-    """What `replica` needs to sum `flat` in `wire`, with nothing kept yet; None unless 32-bit numbers go in 8 bits."""
+    """Return an empty feedback for `replica` to sum `flat` in `wire`; None unless 32-bit numbers go in 8 bits."""
     if wire is not Wire.INT8 or flat.dtype is not torch.float32:
         return None
     return ErrorFeedback(flat.numel() - head, summed_ranges(flat.numel(), pattern, head, replica))

@@ -1,4 +1,4 @@
-"""What proves that a message is whole, and within a run that it is the run's own.
+"""Proofs that a message is whole, and within a run that it is the run's own.
 
 A signature is GMAC (NIST SP 800-38D): AES-GCM of no text, with the message as additional data. Today's processors
 compute it about as fast as they copy. Its key is derived from the run's for the one object that the message lies in,
@@ -26,7 +26,7 @@ class Proof(Protocol):
         """PROOF_BYTES that prove `data`."""
 
     def holds(self, proof: bytes, data: memoryview, offset: int) -> bool:
-        """Whether `proof` proves `data`."""
+        """Return True if `proof` proves `data`."""
 
 
 class Checksum:
@@ -37,12 +37,12 @@ class Checksum:
         return xxhash.xxh3_64_digest(data).ljust(PROOF_BYTES, b"\0")
 
     def holds(self, proof: bytes, data: memoryview, offset: int) -> bool:
-        """Whether `proof` is the XXH3 of `data`."""
+        """Return True if `proof` is the XXH3 of `data`."""
         return proof == self.of(data, offset)
 
 
 class Signature:
-    """Proves that somebody who has `key` wrote a message to the object `name`."""
+    """Proves that a holder of `key` wrote a message to the object `name`."""
 
     def __init__(self, key: RunKey, name: str) -> None:
         self._key = key
@@ -54,7 +54,7 @@ class Signature:
         return nonce + self._cipher(offset).encrypt(nonce, b"", data)
 
     def holds(self, proof: bytes, data: memoryview, offset: int) -> bool:
-        """Whether `proof` holds nonce and tag of `data` at `offset`."""
+        """Return True if `proof` holds nonce and tag of `data` at `offset`."""
         try:
             self._cipher(offset).decrypt(proof[:_NONCE_BYTES], proof[_NONCE_BYTES:], data)
         except InvalidTag:

@@ -1,4 +1,4 @@
-"""What a tensor is on its way: how many bytes it takes, how they are written, and how they are read.
+"""The form of a tensor on its way: its size in bytes, writing and reading.
 
 Most tensors travel as the numbers of one dtype, which is cast if it is not their own. With `Wire.INT8`, 32-bit floats
 travel as `int8x256`: the scale of each block of 256, then a byte for each number (`block_int8.py`). So 300 numbers take
@@ -24,15 +24,15 @@ class WireForm(Protocol):
 
     @property
     def name(self) -> str:
-        """What messages call the form."""
+        """The name of the form in messages."""
         ...
 
     def size(self, count: int) -> int:
-        """How many bytes `count` numbers take."""
+        """Return the bytes that `count` numbers take."""
         ...
 
     def fits(self, target: Tensor, dtype: torch.dtype) -> bool:
-        """Whether numbers that had `dtype` can be read into `target`."""
+        """Return True if numbers that had `dtype` can be read into `target`."""
         ...
 
     def write(self, tensor: Tensor, place: Tensor) -> None:
@@ -56,7 +56,7 @@ class Numbers:
         return dtype_name(self.dtype)
 
     def size(self, count: int) -> int:
-        """So many numbers of `dtype`."""
+        """Return the bytes of so many numbers of `dtype`."""
         return count * self.dtype.itemsize
 
     def fits(self, target: Tensor, dtype: torch.dtype) -> bool:
@@ -125,7 +125,7 @@ FORMS: dict[str, WireForm] = {name: Numbers(dtype) for name, dtype in DTYPES.ite
 
 
 def form_of(dtype: torch.dtype, wire: Wire) -> WireForm:
-    """What numbers of `dtype` travel as: 32-bit floats as `wire` says, everything else as it is."""
+    """Return the form in which numbers of `dtype` travel: 32-bit floats as `wire` says, everything else as it is."""
     if dtype is torch.float32 and wire is Wire.INT8:
         return _BLOCKS
     return Numbers(sent_as(dtype, wire))
