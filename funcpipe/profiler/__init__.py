@@ -1,4 +1,4 @@
 """Profile a layer graph: seconds, parameters, activations, and the tensors that cross between layers."""
 
 REPEATS = 5
-"""How often a layer is timed, at least."""
+"""The least number of times that a layer is timed."""

@@ -43,7 +43,7 @@ def buckets_of(sample_inputs: Any, target: Any) -> tuple[Bucket, ...]:
 
 
 def described(inputs: Mapping[str, Tensor], share: float) -> ProfiledBucket:
-    """What a profile says of a bucket with these inputs, by name."""
+    """Return the profile's description of a bucket with these inputs, by name."""
     shapes = ", ".join(f"{name} {'×'.join(map(str, tensor.shape[1:])) or '1'}" for name, tensor in inputs.items())
     return ProfiledBucket(shapes=shapes, share=share)
 

@@ -1,4 +1,4 @@
-"""A micro-batch cut from the tensors that a user gives as a sample, where these tell how many samples they hold."""
+"""A micro-batch cut from the tensors that a user gives as a sample, where they determine the number of samples."""
 
 import contextlib
 from collections.abc import Iterator, Mapping
@@ -18,7 +18,7 @@ _WAY_OUT = (
 
 
 def cut_sample(graph: LayerGraph, inputs: Mapping[str, Tensor], micro_batch: int) -> dict[str, Tensor]:
-    """So many samples of `inputs`, cut or repeated along the first dimension. Raises DataError if that is no batch."""
+    """Return so many samples of `inputs`, cut or repeated along the first dimension. Raises DataError."""
     if graph.output_sizes and BATCH not in graph.output_sizes:
         shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in inputs.items())
         raise DataError(

@@ -1,4 +1,4 @@
-"""How long probe functions may run: within their lifetime, and within a budget of dollars."""
+"""The time that probe functions may run: within their lifetime, and within a budget of dollars."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,7 @@ from funcpipe.core import FunctionSize, PlatformSpec
 from funcpipe.core.job_estimate import usd_text
 from funcpipe.errors import InputError
 
-_LIFE_SHARE = 0.8  # of a function's lifetime; the rest is for its start and its last layer
+_LIFETIME_SHARE = 0.8  # of a function's lifetime; the rest is for its start and its last layer
 
 
 class Budget:
@@ -18,12 +18,12 @@ class Budget:
         self.spent_usd = 0.0
 
     def longest_s(self, sizes: Sequence[FunctionSize]) -> float:
-        """How long functions of these sizes may run after their invocation, within lifetime and budget.
+        """Return how long functions of these sizes may run after their invocation, within lifetime and budget.
 
         Raises InputError if that is too short to measure anything.
         """
-        life_s = float("inf") if self._spec.lifetime_s is None else self._spec.lifetime_s
-        longest_s = life_s + self._spec.cold_start_s
+        lifetime_s = float("inf") if self._spec.lifetime_s is None else self._spec.lifetime_s
+        longest_s = lifetime_s + self._spec.cold_start_s
         if self._max_usd is not None:
             left_usd = self._max_usd - self.spent_usd - len(sizes) * self._spec.price_invocation_usd
             longest_s = min(longest_s, left_usd / max(sum(size.price_usd_s for size in sizes), 1e-12))
@@ -35,8 +35,8 @@ class Budget:
         return longest_s
 
     def working_s(self, longest_s: float) -> float:
-        """How long of that time a function may start new measurements."""
-        return min((longest_s - self._spec.cold_start_s) * _LIFE_SHARE, 1e6)
+        """Return the part of that time in which a function may start new measurements."""
+        return min((longest_s - self._spec.cold_start_s) * _LIFETIME_SHARE, 1e6)
 
     def spend(self, size: FunctionSize, seconds: float) -> None:
         """Add the price of a function of this size that ran for `seconds`."""

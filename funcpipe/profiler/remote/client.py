@@ -26,7 +26,7 @@ class FinishedProbe:
 
     @property
     def out_of_resources(self) -> bool:
-        """Whether it ran out of memory or time."""
+        """True if it ran out of memory or time."""
         return self.late or self.status.cause in (Cause.OUT_OF_MEMORY, Cause.TIMED_OUT)
 
 

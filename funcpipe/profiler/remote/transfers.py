@@ -1,4 +1,4 @@
-"""How long requests take, and at which bandwidth bodies move."""
+"""The time of requests, and the bandwidth of bodies."""
 
 import statistics
 import time
@@ -13,7 +13,7 @@ _LONG_S = 0.3  # a transfer of this duration gives a reliable bandwidth
 def bandwidth(move: Callable[[bytes], object], data: bytes, most: int) -> tuple[float, bytes]:
     """Bytes per second, from the times of a large body and a quarter of it; and that body, of at most `most` bytes.
 
-    The small one tells what a request takes besides its bytes. What disturbs it makes it longer, so that the shortest
+    The small one gives the time of a request besides its bytes. Disturbances make it longer, so that the shortest
     of its times counts, of many: a longer one would make the bandwidth too large.
     """
     while seconds(partial(move, data)) < _LONG_S and 2 * len(data) <= most:
@@ -25,7 +25,7 @@ def bandwidth(move: Callable[[bytes], object], data: bytes, most: int) -> tuple[
 
 
 def seconds(do: Callable[[], object]) -> float:
-    """How long `do` takes."""
+    """Return the seconds that `do` takes."""
     began_s = time.perf_counter()
     do()
     return time.perf_counter() - began_s
