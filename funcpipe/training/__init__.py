@@ -1,1 +1,1 @@
-"""What one replica of a stage computes, so that the result equals that of one process."""
+"""The computation of one replica of a stage, such that the result equals that of one process."""

@@ -1,4 +1,4 @@
-"""What users leave out or pass in another form, brought into the one form that training uses.
+"""Users' models and arguments, with what they leave out or pass in another form, in the one form of training.
 
 A loss that the module computes itself, a dataset in place of a factory, and the kind of an optimiser.
 """
@@ -73,6 +73,6 @@ def optimizer_kind(factory: OptimizerFactory, shapes: Sequence[ParameterShape] =
 
 
 def _values_of(optimizer: torch.optim.Optimizer, parameter: nn.Parameter) -> int:
-    """How many values the optimiser keeps for each element of `parameter`."""
+    """Return the number of values that the optimiser keeps for each element of `parameter`."""
     kept = optimizer.state.get(parameter, {}).values()
     return sum(isinstance(value, Tensor) and value.shape == parameter.shape for value in kept)

@@ -32,7 +32,7 @@ class EMA:
             raise InvalidValue("decay", self.decay, "must be between 0 and 1")
 
     def takes(self, steps_done: int) -> bool:
-        """Whether the parameters count as they are after so many steps: always."""
+        """Return True: the parameters count as they are after any number of steps."""
         return True
 
     def mix(self, averaged: Sequence[Tensor], current: Sequence[Tensor], count: int) -> None:
@@ -58,7 +58,7 @@ class SWA:
         checks.at_least("every_steps", self.every_steps, 1)
 
     def takes(self, steps_done: int) -> bool:
-        """Whether the parameters count as they are after so many steps."""
+        """Return True if the parameters count as they are after so many steps."""
         return steps_done >= self.start_step and (steps_done - self.start_step) % self.every_steps == 0
 
     def mix(self, averaged: Sequence[Tensor], current: Sequence[Tensor], count: int) -> None:
@@ -81,7 +81,7 @@ class WeightAverage:
 
     @property
     def _current(self) -> dict[str, Tensor]:
-        """What is averaged, as it is now: a forward may have put another tensor in the place of a buffer."""
+        """The averaged tensors, as they are now: a forward may have put another tensor in the place of a buffer."""
         return {
             name: tensor
             for name, tensor in tensor_names(self._stage)[0].items()

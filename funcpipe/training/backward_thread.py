@@ -38,7 +38,7 @@ class BackwardThread:
 
     @contextmanager
     def updating(self) -> Iterator[None]:
-        """Within this context what `wait_for` asks for may change; those who wait look again when it ends."""
+        """Let the objects of `wait_for` change within this context; those who wait check again when it ends."""
         with self._changed:
             yield
             self._changed.notify_all()

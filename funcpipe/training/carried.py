@@ -1,4 +1,4 @@
-"""What a stage's forwards leave for the next ones, kept right although a pipeline runs them ahead of their backwards.
+"""State that a stage's forwards leave for the next ones, kept right although a pipeline runs them ahead of backwards.
 
 One process runs F0 B0 F1 B1; a stage may run F0 F1 B0 B1. So each forward works on copies: tensors that F0 saved for B0
 stay as they were while F1 changes its own in place. Recomputation runs F0 again for B0, with what F0 had begun with,

@@ -154,22 +154,22 @@ class Computation:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether this replica keeps only a part of the optimiser's state."""
+        """True if this replica keeps only a part of the optimiser's state."""
         return self._optimizer.is_sharded
 
     @property
     def feedback(self) -> ErrorFeedback | None:
-        """What this replica keeps of sums in 8 bits; None if they are not made so."""
+        """The rounding errors that this replica keeps of sums in 8 bits; None if they are not made so."""
         return None if self._residuals is None else self._residuals.feedback
 
     @property
     def saves_part(self) -> bool:
-        """Whether each replica has something to save that others do not have."""
+        """True if each replica has something to save that others do not have."""
         return self.is_sharded or self._residuals is not None
 
     @property
     def learning_rate(self) -> float | None:
-        """That of the optimiser's first group in the last step; None if there is none."""
+        """The learning rate of the optimiser's first group in the last step; None if there is none."""
         return self._optimizer.learning_rate
 
     def update_split(self, round_number: int, values: Tensor) -> None:
@@ -241,7 +241,7 @@ class Computation:
         return not self._changes
 
     def after_validation(self, values: Mapping[str, float]) -> None:
-        """Let the schedule know the results of a validation by name, between two steps and in all stages alike.
+        """Pass the results of a validation, by name, to the schedule, between two steps and in all stages.
 
         Raises DataError if the value that the schedule monitors is not there.
         """
@@ -252,7 +252,7 @@ class Computation:
         self._finiteness.check_parameters(self._steps_done)
 
     def state(self) -> StageState:
-        """What the stage has learned, between two steps; of a divided optimiser, this replica's shard.
+        """Return the stage's state between two steps; of a divided optimiser, this replica's shard.
 
         Raises NotFinite if parameters are not finite, unless that is to be ignored.
         """
@@ -271,7 +271,7 @@ class Computation:
             self._residuals.restore(state)
 
     def _extras(self) -> list[Tensor]:
-        """What the replicas sum besides gradients: what running statistics add, and, last, the weight of the loss."""
+        """Return the tensors that replicas sum besides gradients: running statistics, and, last, the loss's weight."""
         added = self._statistics.contributions()
         wide = any(parameter.dtype is torch.float64 for parameter in self._summed_here)
         weight = torch.tensor([self.passes.weight], dtype=torch.float64 if wide else torch.float32)

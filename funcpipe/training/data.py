@@ -1,4 +1,4 @@
-"""Which samples make up which micro-batch: every function computes the same answer without communicating.
+"""The samples of each micro-batch: every function computes the same answer without communicating.
 
 The order of an epoch's samples follows from (seed, epoch) alone. It is cut into global batches, and these into
 micro-batches; the last of each may be shorter. With 10 samples in the order 7 0 3 9 1 4 8 2 6 5, a global batch of 6
@@ -72,13 +72,13 @@ class Step:
 
     @property
     def samples(self) -> int:
-        """How many samples the step's global batch has."""
+        """The number of samples in the step's global batch."""
         return sum(len(indices) for indices in self.micro_batches)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batches:
-    """How a dataset of `samples` samples is cut into steps; without `shuffle`, in the dataset's own order.
+    """A dataset of `samples` samples, cut into steps; without `shuffle`, in the dataset's own order.
 
     With `shards`, the order is one that lets each replica read shards of its own.
     """
@@ -104,7 +104,7 @@ class Batches:
 
     @property
     def micro_batch_sizes(self) -> frozenset[int]:
-        """How many samples micro-batches have, the last of a global batch and of an epoch included."""
+        """The numbers of samples in micro-batches, the last of a global batch and of an epoch included."""
         sizes = set()
         for samples in {min(self.global_batch, self.samples), self.samples % self.global_batch}:
             sizes |= {min(self.micro_batch, samples), samples % self.micro_batch}
@@ -117,11 +117,11 @@ class Batches:
         return index - index % self.global_batch % self.micro_batch
 
     def micro_batches_of(self, step: int) -> int:
-        """How many micro-batches step `step` has, numbered from the start of training."""
+        """Return the number of micro-batches of step `step`, numbered from the start of training."""
         return -(-self.samples_of(step) // self.micro_batch)
 
     def samples_of(self, step: int) -> int:
-        """How many samples step `step` has, numbered from the start of training."""
+        """Return the number of samples of step `step`, numbered from the start of training."""
         first_sample = step % self.steps_per_epoch * self.global_batch
         return min(self.global_batch, self.samples - first_sample)
 
@@ -146,7 +146,7 @@ class Batches:
             )
 
     def _batches_of(self, epoch: int) -> Callable[[int], Sequence[int]]:
-        """What gives the samples of each global batch of an epoch, by its number."""
+        """Return a function that gives the samples of each global batch of an epoch, by its number."""
         if self.shards is not None and self.shuffle:
             return ShardedEpoch(self.shards, global_batch=self.global_batch, seed=self.seed, epoch=epoch).batch
         order = sample_order(self.samples, self.seed, epoch) if self.shuffle else range(self.samples)
@@ -185,7 +185,7 @@ class ByName:
 
 
 def is_torchs(collate: Collate | None) -> bool:
-    """Whether batches are made as torch makes them without a collate function."""
+    """Return True if batches are made as torch makes them without a collate function."""
     return collate is None or collate == ByName(None)
 
 
@@ -264,7 +264,7 @@ def as_batch(batch: Any, *, by_name: bool = False) -> LoadedBatch:
 
 
 def _labels_in(arguments: Mapping[str, Any]) -> Any:
-    """What models of Hugging Face compare their outputs with: one label, several by name, or the ends of an answer."""
+    """Return the labels that models of Hugging Face take: one label, several by name, or the ends of an answer."""
     found = {name: value for name, value in arguments.items() if "label" in name}
     found = found or {name: arguments[name] for name in ("start_positions", "end_positions") if name in arguments}
     return next(iter(found.values())) if len(found) == 1 else found or None
@@ -275,7 +275,7 @@ def _is_sample(value: Any) -> bool:
 
 
 def _first_difference(samples: Sequence[Any], indices: Sequence[int]) -> tuple[str, str] | None:
-    """How the first sample that differs from the first of all does, in words, and what to do."""
+    """Return how the first sample that differs from the first of all does, in words, and what to do."""
     for index, sample in zip(indices, samples, strict=True):
         found = _difference(samples[0], sample, "")
         if found is not None:
@@ -293,12 +293,12 @@ def _difference(one: Any, other: Any, name: str) -> tuple[str, str] | None:
     if not any((*mappings, *sequences)):
         return None
     if not all(mappings) and not all(sequences):
-        shown = f"a {type(one).__name__} and a {type(other).__name__}"
-        return f"{name} is {shown}" if name else f"they are {shown}", way_out
+        described = f"a {type(one).__name__} and a {type(other).__name__}"
+        return f"{name} is {described}" if name else f"they are {described}", way_out
     ours, theirs = (list(value) if all(mappings) else list(range(len(value))) for value in (one, other))
     if set(ours) != set(theirs):
-        shown = f"{ours} and {theirs}" if all(mappings) else f"{len(ours)} and {len(theirs)} parts"
-        return f"{name} holds {shown}" if name else f"they hold {shown}", way_out
+        described = f"{ours} and {theirs}" if all(mappings) else f"{len(ours)} and {len(theirs)} parts"
+        return f"{name} holds {described}" if name else f"they hold {described}", way_out
     parts = (_difference(one[key], other[key], f"{name}[{key!r}]" if name else repr(key)) for key in ours)
     return next((part for part in parts if part is not None), None)
 

@@ -1,4 +1,4 @@
-"""What users give as data, brought into one form: a map-style dataset, and how a DataLoader is to load it."""
+"""Users' data in one form: a map-style dataset, and the way in which a DataLoader is to load it."""
 
 import multiprocessing
 from collections.abc import Callable, Mapping
@@ -20,14 +20,14 @@ from funcpipe.errors import DataError
 from funcpipe.training.data import Collate, MapDataset
 
 Data = str | MapDataset | DataLoader[Any] | Callable[[], Any]
-"""What users give: a map-style dataset, a DataLoader of one, a factory of either, called inside the functions, or the
-URL of a dataset in object storage.
+"""The data that users give: a map-style dataset, a DataLoader of one, a factory of either, called inside the functions,
+or the URL of a dataset in object storage.
 """
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderOptions:
-    """How functions load samples: as the user's DataLoader says, or in a thread of the function.
+    """The loading of samples in functions: as the user's DataLoader says, or in a thread of the function.
 
     `collate` makes a batch of samples, where it is not torch's own way. `workers` processes load, each
     `prefetch_factor` micro-batches ahead and prepared by `worker_init_fn`; without them, a thread loads.
@@ -53,7 +53,7 @@ class DataSource:
 
 
 def data_source(given: Any) -> DataSource:
-    """What a user has given, a dataset or a DataLoader, as a DataSource.
+    """Return the data that a user has given, a dataset or a DataLoader, as a DataSource.
 
     Of a DataLoader, its dataset, `collate_fn`, processes and shuffling are taken over; the plan says how large
     micro-batches are. Raises DataError for what cannot be taken over.
@@ -99,7 +99,7 @@ class SourceFactory:
 
 
 def is_factory(given: Any) -> TypeGuard[Callable[[], Any]]:
-    """Whether `given` is to be called for the data, and not the data itself."""
+    """Return True if `given` is to be called for the data, and not the data itself."""
     return isinstance(given, type) or (callable(given) and not isinstance(given, DataLoader | Dataset | MapDataset))
 
 
@@ -154,14 +154,14 @@ class _Nowhere:
 
 
 def _start_method(loader: DataLoader[Any]) -> str:
-    """How the DataLoader starts processes; what is the default until the program chooses is not chosen here."""
+    """Return how the DataLoader starts processes; a default that lasts until the program chooses is not fixed here."""
     if loader.multiprocessing_context is not None:
         return str(loader.multiprocessing_context.get_start_method())
     return multiprocessing.get_start_method(allow_none=True) or multiprocessing.get_all_start_methods()[0]
 
 
 def _shuffles(loader: DataLoader[Any]) -> bool:
-    """Whether the DataLoader shuffles. Raises DataError for an order that cannot be taken over."""
+    """Return True if the DataLoader shuffles. Raises DataError for an order that cannot be taken over."""
     sampler = loader.sampler
     if type(sampler) is SequentialSampler:
         return False

@@ -29,7 +29,7 @@ from funcpipe.training.stored_data import StoredData
 
 @dataclass(frozen=True, kw_only=True)
 class StageEvaluation:
-    """What a stage needs to be evaluated: itself in eval mode, its routes to others, and what data it loads, if any.
+    """The parts of a stage's evaluation: itself in eval mode, its routes to others, and the data it loads, if any.
 
     A run is validated `every` so many steps, and judged by `monitor`; `every` is 0 for a run that only evaluates.
     With `keep_outputs` the model's outputs are kept.
@@ -56,7 +56,7 @@ class StageEvaluation:
 
 
 def evaluation_batches(samples: int, plan: Plan) -> Batches:
-    """So many samples in their order, in batches and micro-batches of the size that `plan` has; the last are short."""
+    """Return so many samples in their order, in batches and micro-batches as `plan` has them; the last are short."""
     batch = min(plan.global_batch, samples)
     return Batches(samples=samples, global_batch=batch, micro_batch=plan.micro_batch, seed=0, shuffle=False)
 

@@ -1,4 +1,4 @@
-"""Whether the numbers of a step are finite: the loss in the last stage, gradients and parameters in each."""
+"""Checks that the numbers of a step are finite: the loss in the last stage, gradients and parameters in each."""
 
 import math
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from funcpipe.training.norms import GradientNorm, as_real
 class Finiteness:
     """Watches one replica of stage `stage`, as `on_nan` says; its trainable `parameters` by name.
 
-    Each check reads what it looks at once. Parameters that were not finite to begin with are left alone.
+    Each check reads its tensors once. Parameters that were not finite to begin with are left alone.
     """
 
     def __init__(self, on_nan: OnNan, stage: int, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -62,7 +62,7 @@ class Finiteness:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all elements are. Their sum tells it almost always, and needs no memory."""
+    """Return True if all elements are. Their sum decides it almost always, and needs no memory."""
     if not (tensor.is_floating_point() or tensor.is_complex()):
         return True
     real = as_real(tensor.detach())

@@ -1,8 +1,8 @@
 """The first micro-batch of a dataset, and whether others can be cut from it or must be collated.
 
 torch's own way and most collate functions put samples one below the other, so that rows of a batch are a batch. Others
-do not: graphs lie in one tensor, sequences are packed, or time comes before the batch. One sample more tells: it makes
-the first dimension of a batch longer by one, and changes nothing else.
+do not: graphs lie in one tensor, sequences are packed, or time comes before the batch. One more sample decides: it adds
+one to the first dimension of a batch, and changes nothing else.
 """
 
 import copy
@@ -29,10 +29,10 @@ from funcpipe.training.data import (
 )
 
 AT_HAND = 10
-"""How many samples, spread over the dataset, are kept to be collated while a model is traced."""
+"""The samples, spread over the dataset, that are kept to be collated while a model is traced."""
 
 SPREAD = 8
-"""Of how many micro-batches, spread over the dataset, the largest is profiled."""
+"""The micro-batches, spread over the dataset, of which the largest is profiled."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def first_batch(dataset: MapDataset, micro_batch: int, collate: Collate | None, 
 
 
 def _goes_by_name(batch: LoadedBatch, model: nn.Module) -> bool:
-    """Whether the only input is a dictionary of arguments of `model`, and not one that its forward takes as such."""
+    """Return True if the only input is a dictionary of arguments of `model`, not one that its forward takes whole."""
     if len(batch.args) != 1 or not isinstance(batch.args[0], Mapping):
         return False
     forward, given = inspect.signature(model.forward), batch.args[0]
@@ -153,7 +153,7 @@ def _collated(samples: Sequence[Any], collate: Collate, what: str) -> LoadedBatc
 
 
 def _can_be_cut(samples: Sequence[Any], collate: Collate) -> bool:
-    """Whether rows of the inputs of a batch are samples."""
+    """Return True if rows of the inputs of a batch are samples."""
     try:
         batch = _collated(samples, collate, f"{len(samples)} samples")
         longer = _collated([*samples, samples[-1]], collate, f"{len(samples) + 1} samples")

@@ -26,7 +26,7 @@ _NO_GRADIENT = -0.0
 
 
 class Layout:
-    """Which elements of a stage's flat vector belong to which extra tensor and which parameter."""
+    """The elements of a stage's flat vector, by extra tensor and parameter."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], extras: Sequence[Tensor]) -> None:
         self.parameters = tuple(parameters)
@@ -192,7 +192,7 @@ class FlatGradient:
 
 
 def real_elements(parameter: Tensor) -> int:
-    """How many real numbers `parameter` holds."""
+    """Return the number of real numbers that `parameter` holds."""
     return parameter.numel() * (2 if parameter.is_complex() else 1)
 
 
@@ -204,5 +204,5 @@ def _in_form_of(parameter: Tensor, values: Tensor) -> Tensor:
 
 
 def is_absent(values: Tensor) -> bool:
-    """Whether no replica had a gradient of a parameter, where `values` is its summed gradient or a part of that."""
+    """Return True if no replica had a gradient of a parameter, whose summed gradient, or a part of it, is `values`."""
     return not values[:1].any() and bool(values.signbit().all()) and not values.any()

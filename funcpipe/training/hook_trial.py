@@ -113,7 +113,7 @@ def _copies(hooks: NamedHooks) -> NamedHooks:
 
 
 def _called_without_change(name: str, hooks: tuple[Hook, ...], gradient: Tensor, seed: int) -> Tensor:
-    """What the hooks return. Raises ModelError if they change what they reach."""
+    """Return the result of the hooks. Raises ModelError if they change what they reach."""
     before = [reached_state(hook) for hook in hooks]
     held = [(path, p, p.detach().clone()) for path, p in _parameters(hooks)]
     result = _called(name, hooks, gradient, seed)

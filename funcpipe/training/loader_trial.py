@@ -19,13 +19,13 @@ from funcpipe.training.loading import ByValue, Loaded, Request, Samples, data_lo
 from funcpipe.training.passes import Batch
 
 _MODULES = re.compile(r"^([A-Za-z_]\w*\.)+(?=\w+(:|$))")
-"""What comes before the name of an error's class in a traceback."""
+"""The prefix of the name of an error's class in a traceback."""
 
 MOST = 2
-"""How many processes are tried."""
+"""The number of processes that are tried."""
 
 _PATIENCE_S = 300.0
-"""How long one of them may take for a micro-batch."""
+"""The time that one of them may take for a micro-batch."""
 
 
 def try_processes(

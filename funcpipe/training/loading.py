@@ -1,7 +1,7 @@
-"""How a function loads its micro-batches: torch's DataLoader, asked for one after the other, ahead of the computation.
+"""Loading of micro-batches in functions: torch's DataLoader, asked for one after the other, ahead of the computation.
 
-A stage that reads inputs of the model, or computes the loss, has a `Loader`. Tasks of the load lane tell it what to
-load, and forwards take that. Samples depend on (seed, epoch, index) alone, so whoever loads them gets the same.
+A stage that reads inputs of the model, or computes the loss, has a `Loader`. Tasks of the load lane order from it, and
+forwards take what was loaded. Samples depend on (seed, epoch, index) alone, so every function loads the same.
 """
 
 import functools
@@ -90,7 +90,7 @@ class Loader:
         self._kept = {}
 
     def begin_step(self, step: int) -> bool:
-        """Whether micro-batches of `step` are loaded already; those of other steps are dropped."""
+        """Drop micro-batches of other steps; returns True if those of `step` are loaded already."""
         self._kept = {place: batch for place, batch in self._kept.items() if place[0] == step}
         return bool(self._kept)
 
@@ -136,7 +136,7 @@ class _Requests:
 
 
 class Samples(Dataset[Any]):
-    """What a DataLoader fetches: for a request the whole micro-batch, seeded and collated."""
+    """The dataset of a DataLoader: a request fetches the whole micro-batch, seeded and collated."""
 
     def __init__(
         self, dataset: MapDataset, options: LoaderOptions, seed: int, keep: Callable[[LoadedBatch], Batch]
@@ -182,7 +182,7 @@ def data_loader(samples: Any, requests: Iterable[Request], **options: Any) -> Da
 
 
 def process_options(options: LoaderOptions, context: BaseContext) -> dict[str, Any]:
-    """How the processes of a DataLoader are started."""
+    """Return the options for the processes of a DataLoader."""
     return {
         "num_workers": options.workers,
         "prefetch_factor": options.prefetch_factor,
@@ -197,7 +197,7 @@ def _begin(number: int) -> None:
 
 
 def _start_method() -> BaseContext:
-    """How processes of functions start: forked by a server of one thread, as forking one of many may stall it."""
+    """Return how functions start processes: from a server of one thread, as forking one of many may stall it."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", __name__])
     return context
@@ -227,7 +227,7 @@ def _as_it_is(batch: Any) -> Any:
 
 
 def processes(options: LoaderOptions, dataset: MapDataset, context: BaseContext) -> int:
-    """How many processes load: as asked for, where there can be any and they are of use."""
+    """Return the number of processes that load: as asked for, where there can be any and they are of use."""
     reads_storage = isinstance(dataset, TensorTable) or hasattr(dataset, "shard_sizes")
     if not options.workers or reads_storage:  # whose client cannot fork, and whose requests are counted here
         return 0

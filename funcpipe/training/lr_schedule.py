@@ -50,7 +50,7 @@ class LrSchedule:
 
     @property
     def needs_validation(self) -> bool:
-        """Whether it is stepped with a value of a validation."""
+        """True if it is stepped with a value of a validation."""
         return isinstance(self._scheduler, ReduceLROnPlateau)
 
     def after_step(self, step: Step) -> None:

@@ -40,19 +40,19 @@ class Measure(Protocol):
         """Add a micro-batch of so many samples."""
 
     def part(self) -> Part:
-        """What was added since the part began."""
+        """Return the sums since the part began."""
 
     def value(self, parts: Sequence[Part], samples: int) -> float:
         """The metric over all parts, which have so many samples. Raises DataError unless it is one number."""
 
 
 def is_torchmetric(metric: Any) -> bool:
-    """Whether `metric` is a torchmetrics.Metric, as far as its states tell: the library need not be loaded."""
+    """Return True if `metric` is a torchmetrics.Metric, by its states: the library need not be loaded."""
     return all(hasattr(metric, name) for name in ("update", "compute", "reset", "_defaults", "_reductions"))
 
 
 def _is_evaluates(metric: Any) -> bool:
-    """Whether `metric` is one that Hugging Face's evaluate loads, or behaves like one."""
+    """Return True if `metric` is one that Hugging Face's evaluate loads, or behaves like one."""
     return all(hasattr(metric, name) for name in ("compute", "add_batch")) and not is_torchmetric(metric)
 
 
@@ -114,7 +114,7 @@ def _own(name: str, metric: Any) -> Any:
 
 
 def _called(name: str, given: Any) -> Any:
-    """What a factory, which takes no arguments, makes; any other function as it is."""
+    """Return the result of a factory, which takes no arguments; any other function as it is."""
     if not callable(given):
         rule = "must be a metric of torchmetrics or evaluate, a factory of one, or a function of output and target"
         raise InvalidValue(f"metrics[{name!r}]", given, rule)
@@ -130,8 +130,8 @@ def _called(name: str, given: Any) -> Any:
 
 
 def _compared(output: Any) -> Any:
-    """What libraries compare with targets: an output that is a tensor, its `logits`, or the only tensor in it besides
-    a loss; the output as it is where that is none of them.
+    """Return the tensor that libraries compare with targets: the output itself, its `logits`, or the only one in it
+    besides a loss; the output as it is where that is none of them.
     """
     if isinstance(output, Tensor):
         return output

@@ -1,7 +1,7 @@
 """The norm of the whole model's gradient, and what depends on it: gradient clipping, loss scaling, skipped steps.
 
 Every stage sends the sum of its squared gradients to all others. The norm is the root of the sum over stages, so every
-worker computes the same norm and decides alike.
+worker computes the same norm and decides the same.
 """
 
 import math
@@ -68,7 +68,7 @@ class GradientNorm:
 
     @property
     def is_needed(self) -> bool:
-        """Whether anything depends on the norm."""
+        """True if anything depends on the norm."""
         clips = self._clip_grad_norm is not None
         return clips or self.loss_scale is not None or self._on_nan is OnNan.SKIP or self._weighted
 
@@ -86,7 +86,7 @@ class GradientNorm:
         self.weight = weight
 
     def squares(self, stage: int) -> float:
-        """What was recorded of a stage."""
+        """Return the recorded squares of a stage."""
         return self._squares[stage]
 
     @property
@@ -118,7 +118,7 @@ class GradientNorm:
         return unscale * (1.0 if clip > 1 else clip)
 
     def _per_weight(self) -> float:
-        """What the gradients of a weighted loss are multiplied by."""
+        """Return the factor of the gradients of a weighted loss."""
         weight, self.weight = self.weight, None
         if not self._weighted:
             return 1.0

@@ -12,7 +12,7 @@ from funcpipe.training.recipe import OptimizerFactory
 
 @in_turn()
 def why_one_stage(factory: OptimizerFactory, shapes: Sequence[ParameterShape]) -> str | None:
-    """Why a model with these trainable parameters must not be cut, in words; None if it may be.
+    """Return why a model with these trainable parameters must not be cut, in words; None if it may be.
 
     It is cut in the middle, and one parameter behind it: what belongs together may lie on one of these.
     """
@@ -23,7 +23,7 @@ def why_one_stage(factory: OptimizerFactory, shapes: Sequence[ParameterShape]) -
             found = find_difference(factory, shapes, [names[:cut], names[cut:]])
             if found is None or _is_untried(found):
                 return None
-    return None if found is None else f"{_told(found, 'in two stages')}; for more stages, {_instead(found)}"
+    return None if found is None else f"{_said(found, 'in two stages')}; for more stages, {_instead(found)}"
 
 
 def check_stages(
@@ -47,33 +47,33 @@ def check_stages(
     if len(stages) < 2:
         if found.cause is not Cause.DRAWS:
             raise PlanError(
-                f"{_told(found, 'in one stage')}; the model's forward does not use {idle[0]}, which no stage holds: "
+                f"{_said(found, 'in one stage')}; the model's forward does not use {idle[0]}, which no stage holds: "
                 "leave that out of the optimiser, or choose one that updates each parameter by itself"
             )
         return
     raise PlanError(
-        f"{_told(found, f'in the {len(stages)} stages of the plan')}; {_instead(found)}, or plan with one stage "
+        f"{_said(found, f'in the {len(stages)} stages of the plan')}; {_instead(found)}, or plan with one stage "
         f"(pins=Pins(together=[{together!r}]), on the command line --together {','.join(together)})"
     )
 
 
 def _is_untried(found: Difference) -> bool:
-    """Whether the optimiser for all parameters cannot work with small ones, and so is not known."""
+    """Return True if the optimiser for all parameters cannot work with small ones, and so is not known."""
     return found.cause is Cause.FAILS and found.part is None
 
 
-def _told(found: Difference, where: str) -> str:
-    said = f"the optimiser, {found.optimizer}, does not train {where} as one for all parameters does: "
+def _said(found: Difference, where: str) -> str:
+    text = f"the optimiser, {found.optimizer}, does not train {where} as one for all parameters does: "
     if found.cause is Cause.DRAWS:
-        return f"{said}it draws random numbers one parameter after the other, and each stage would draw the same ones"
+        return f"{text}it draws random numbers one parameter after the other, and each stage would draw the same ones"
     if found.cause is Cause.FAILS:
-        return f"{said}it fails in stage {found.part}, where some of its groups may be empty ({found.error})"
+        return f"{text}it fails in stage {found.part}, where some of its groups may be empty ({found.error})"
     if found.cause is Cause.CLIPS:
         return (
-            f"{said}it updates {found.parameter} otherwise where gradients are large, as if it clipped the norm of all "
+            f"{text}it updates {found.parameter} otherwise where gradients are large, as if it clipped the norm of all "
             "gradients that it sees"
         )
-    return f"{said}what it does to {found.parameter} depends on the parameters beside it"
+    return f"{text}what it does to {found.parameter} depends on the parameters beside it"
 
 
 def _instead(found: Difference) -> str:

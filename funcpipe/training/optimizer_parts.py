@@ -2,13 +2,13 @@
 
 Plain PyTorch has one optimiser; a run has one for each stage and, with `shard_optimizer`, one for each replica's share
 of a stage. Small ones of both kinds are given the same gradients, and must agree to the last bit: what is computed for
-a parameter is the same, whoever else is updated beside it.
+a parameter is the same, whichever others are updated beside it.
 
     plain PyTorch      [ a  b  c  d ]
     two stages         [ a  b ] [ c  d ]
     divided as well    [ a  b ] [ c  d ], each with every parameter cut in two
 
-All gradients lie about in one direction, so that an optimiser that looks for its own learning rate finds one. They are
+All gradients lie about in one direction, so that an optimiser that adapts its own learning rate finds one. They are
 small at first: an optimiser that agrees until they become large clips them.
 """
 
@@ -41,14 +41,14 @@ which shows whether rounding depends on where an element stands.
 
 _NOISE = (0.3, -0.8, 0.5, 0.1, -0.4)
 _SCALES = (1.0, 0.1, 4.0)
-"""How much of a gradient is noise, by step; how large it is, by parameter. Both are repeated."""
+"""The share of noise in a gradient, by step, and its size, by parameter. Both are repeated."""
 
 _MOST, _MOST_CUT = 32, 12
 """About so many parameters are tried, whole and cut."""
 
 
 class Cause(Enum):
-    """Why the parts differ from the whole."""
+    """The cause of a difference between the parts and the whole."""
 
     TOGETHER = "together"  # what is done to one parameter depends on others
     CLIPS = "clips"  # so it does, but with large gradients alone
@@ -124,7 +124,7 @@ class _Trial:
         return None
 
     def _kept(self, name: str) -> object:
-        """What the optimiser keeps for a parameter: its state, and the settings of its group."""
+        """Return the optimiser's state of a parameter, and the settings of its group."""
         parameter = self.own[name]
         groups = [group for group in self.optimizer.param_groups if any(p is parameter for p in group["params"])]
         return [dict(self.optimizer.state.get(parameter, {})), *map(group_settings, groups)]
@@ -203,7 +203,7 @@ def _compared(whole: _Trial, alone: Mapping[int, _Trial], steps: Iterator[Mappin
 
 
 def _same(one: object, other: object) -> bool:
-    """Whether an optimiser keeps the same tensors and numbers; what else it keeps is not looked at."""
+    """Return True if an optimiser keeps the same tensors and numbers; anything else that it keeps is ignored."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.shape == other.shape and are_equal(one, other)
     if isinstance(one, Mapping) and isinstance(other, Mapping):

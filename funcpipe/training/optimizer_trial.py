@@ -75,7 +75,7 @@ def check_optimizer(factory: OptimizerFactory, shapes: Sequence[ParameterShape])
 
 
 def made_optimizer(factory: OptimizerFactory, named: Sequence[tuple[str, nn.Parameter]]) -> Optimizer:
-    """What `factory` makes of these parameters. Raises InputError if that is not an optimiser of them."""
+    """Return `factory`'s optimiser of these parameters. Raises InputError if it is not an optimiser of them."""
     given = "pairs of name and parameter" if takes_names(factory) else "parameters"
     try:
         made: Any = call_factory(factory, named)
@@ -141,7 +141,7 @@ def _check_nothing_hidden(optimizer: Optimizer) -> None:
 
 
 def _is_wrapped(optimizer: Optimizer) -> bool:
-    """Whether a scheduler has been made on the optimiser, which then watches its step()."""
+    """Return True if a scheduler has been made on the optimiser, which then watches its step()."""
     return hasattr(vars(optimizer).get("step"), "_wrapped_by_lr_sched")
 
 
@@ -187,10 +187,10 @@ def _check_continues(factory: OptimizerFactory, shapes: Sequence[ParameterShape]
 
 
 def are_equal(one: Tensor, other: Tensor) -> bool:
-    """Whether all elements are the same numbers, or NaN in both."""
+    """Return True if all elements are the same numbers, or NaN in both."""
     return torch.equal(one, other) or bool(torch.isclose(one, other, rtol=0.0, atol=0.0, equal_nan=True).all())
 
 
 def kind_of(optimizer: Optimizer) -> str:
-    """What messages call `optimizer`."""
+    """Return the name of `optimizer` in messages."""
     return type(optimizer).__name__

@@ -58,7 +58,7 @@ def trainable_shapes(model: nn.Module, loss: LossFunction | None = None) -> tupl
 
 
 def takes_names(factory: Callable[..., Any]) -> bool:
-    """Whether an optimiser factory asks for the parameters' names."""
+    """Return True if an optimiser factory asks for the parameters' names."""
     try:
         return NAMED in inspect.signature(factory).parameters
     except (TypeError, ValueError):  # builtins may have no signature

@@ -26,7 +26,7 @@ _REST = "rest"
 
 
 class OutputCache:
-    """What the last stage keeps of a step until the next one begins: outputs, and their gradients.
+    """The outputs of a step, and their gradients, that the last stage keeps until the next one begins.
 
     Messages may be written after the backwards that they do not wait for have begun, so nothing kept is changed.
     """

@@ -2,7 +2,7 @@
 
 In a user's script on whole batches a hook of a parameter runs once a step, on the sum over all uses of the parameter.
 In a stage that sum is there once micro-batches are added, and replicas and other stages that hold the parameter have
-told theirs; so autograd itself runs no hook here. What a hook returns takes the gradient's place before the norm of
+given theirs; so autograd itself runs no hook here. The result of a hook takes the gradient's place before the norm of
 the model's gradient is measured.
 
     backward(m) … → sums over replicas → sums over stages → hooks → norm → clipping → optimiser
@@ -37,7 +37,7 @@ def hooks_of(parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, tuple[
 
 
 def hooked(hooks: Sequence[Hook], gradient: Tensor, *, seed: int) -> Tensor:
-    """What `hooks`, one after the other, make of a copy of `gradient`, drawing random numbers from `seed` on.
+    """Return a copy of `gradient` after `hooks`, one after the other, which draw random numbers from `seed` on.
 
     Raises TypeError for a result of another kind, as torch raises RuntimeError.
     """
@@ -91,7 +91,7 @@ class ParameterHooks:
         self._found = {}
 
     def gradient(self, parameter: nn.Parameter, summed: Tensor | None, *, loss_factor: float) -> Tensor | None:
-        """What the hooks of `parameter` make of its `summed` gradient, which is that of the loss times `loss_factor`.
+        """Return the `summed` gradient of `parameter`, which is that of the loss times `loss_factor`, after its hooks.
 
         Hooks see the gradient of the loss. If it has overflowed, which leaves the step out, they do not run.
         """

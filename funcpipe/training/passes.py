@@ -39,7 +39,7 @@ Batch = tuple[Mapping[str, Tensor], Any]
 
 @dataclass
 class _MicroBatch:
-    """What a stage holds of one micro-batch between its forward and its backward.
+    """The state of one micro-batch in a stage between its forward and its backward.
 
     `batch` is what was loaded, if the forward runs again in the backward. `activations` are the values for later
     stages until they are sent; `roots` is where the gradients of those values enter the backward; `gradients` holds
@@ -182,7 +182,7 @@ class Passes:
         return {name: found.pop(name) for name in names if name in found}
 
     def _seeds_of_outputs(self, held: _MicroBatch, micro_batch: int) -> Iterator[tuple[GradientEdge, Tensor]]:
-        """Where the joint loss enters the backward, and its gradients there."""
+        """Yield where the joint loss enters the backward, and its gradients there."""
         if self.cache is not None:
             for root, gradient in zip(held.outputs, self.cache.gradients(micro_batch), strict=True):
                 if root is not None and gradient is not None:
@@ -208,7 +208,7 @@ class Passes:
                 held.loss, held.weight = self._share_of_loss(output, target, len(indices))
 
     def _share_of_loss(self, output: Any, target: Any, samples: int) -> tuple[Tensor, float]:
-        """What the micro-batch adds to the loss of the step, and its weight."""
+        """Return the micro-batch's share of the loss of the step, and its weight."""
         loss = self._loss(output, target)
         if self._is_weighted:
             total, weight = loss

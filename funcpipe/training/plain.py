@@ -121,7 +121,7 @@ class PlainTraining:
 
     @property
     def can_be_whole(self) -> bool:
-        """Whether training on whole batches draws the same random numbers: none."""
+        """True if training on whole batches draws the same random numbers: none."""
         return not any("draws" in node.meta for node in self.graph.module.graph.nodes)
 
     def run(self, number: int = 0, names: Collection[str] | None = None) -> PlainRun:

@@ -1,4 +1,4 @@
-"""How a model learns, apart from its data and its plan: what the functions of every stage are sent alike."""
+"""The recipe of a model's training, apart from its data and its plan: the same for the functions of every stage."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -93,7 +93,7 @@ class Recipe:
 
     @property
     def loss_over(self) -> str | None:
-        """What losses are means over, in words that a run's record holds; None for samples."""
+        """The units that losses are means over, in words that a run's record holds; None for samples."""
         if self.is_weighted:
             weighs = self.reduction is Reduction.WEIGHTED
             return "the weights that the loss returns" if weighs else "targets that are not ignored"
@@ -101,18 +101,18 @@ class Recipe:
 
     @property
     def is_weighted(self) -> bool:
-        """Whether the loss of a step is a sum over all its micro-batches, divided by the sum of their weights."""
+        """True if the loss of a step is a sum over all its micro-batches, divided by the sum of their weights."""
         return self.reduction is not Reduction.MEAN
 
     @property
     def exchanges_norms(self) -> bool:
-        """Whether a step depends on the norm of all stages' gradients, whatever the plan."""
+        """True if a step depends on the norm of all stages' gradients, whatever the plan."""
         clips = self.clip_grad_norm is not None
         return clips or self.precision.scales_loss or self.on_nan is OnNan.SKIP or self.is_weighted
 
     def gradient_norm(self, *, small_range: bool = False) -> GradientNorm:
-        """What collects the norm of one worker's steps; with a loss scale in fp16, and where gradients travel in 16-bit
-        floats of `small_range`.
+        """Return the collector of one worker's gradient norms; with a loss scale in fp16, and where gradients travel in
+        16-bit floats of `small_range`.
         """
         scales = small_range or self.precision.scales_loss
         return GradientNorm(

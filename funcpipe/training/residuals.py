@@ -1,4 +1,4 @@
-"""What 8 bits have taken from the gradients of one replica, as part of its checkpoints.
+"""The rounding errors of 8-bit sums of one replica's gradients, as part of its checkpoints.
 
 Each replica has its own: so where gradients are summed in 8 bits, every replica saves a part of the stage, as where the
 optimiser is divided (`state_shards.py`). The tensors of replica 1 are "residual/1/sent" and "residual/1/summed". A

@@ -146,7 +146,7 @@ class SeededModel(DrawingOperators):
             self._go_on(f"after {torch.initial_seed()}", self._position())
 
     def _is_inside(self) -> bool:
-        """Whether a module that is one node is running, or a checkpoint inside it computes a part of it again."""
+        """Return True if a module that is one node is running, or a checkpoint inside it computes part of it again."""
         return bool(self._inside) or torch.initial_seed() in self._seeds_inside
 
     def _position(self) -> Counter[str]:

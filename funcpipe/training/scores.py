@@ -1,4 +1,4 @@
-"""What the last stage measures of a model in eval mode: the loss and metrics, in parts that add up exactly.
+"""Measurements of a model in eval mode by the last stage: the loss and metrics, in parts that add up exactly.
 
 A part holds the sums over some micro-batches, as tensors by name, and what metrics keep (`metrics.py`). Parts combine
 to what one pass over all of the data would have measured:
@@ -49,7 +49,7 @@ class Scores:
             measure.add(output, target, samples)
 
     def part(self) -> Part:
-        """What was added since the part began."""
+        """Return the sums since the part began."""
         part = {"samples": torch.tensor(self._samples)}
         part |= {name: torch.tensor(found, dtype=torch.float64) for name, found in self._sums.items()}
         for measure in self._measures.values():

@@ -120,7 +120,7 @@ def _segments(layout: Layout, start: int, stop: int) -> Iterator[tuple[slice, Se
 
 
 def has_cut_state(sharded: ShardedOptimizer) -> bool:
-    """Whether all that the optimiser keeps for a segment has its shape, or is one value for all of the parameter."""
+    """Return True if the optimiser's state of a segment has its shape, or is one value for all of the parameter."""
     return all(
         value.shape in (torch.Size([]), segment.shape) if isinstance(value, Tensor) else not _is_nested(value)
         for segment in sharded.segments

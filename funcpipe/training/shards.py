@@ -28,7 +28,7 @@ from funcpipe.errors import DataError
 from funcpipe.model.draws import layer_seed
 
 WINDOW = 8
-"""In how many shards a lane shuffles at a time, for a dataset that does not say `shuffle_shards`."""
+"""The number of shards in which a lane shuffles at a time, for a dataset that does not say `shuffle_shards`."""
 
 _Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
 
@@ -56,7 +56,7 @@ class ShardedSamples:
 def sharded_samples(
     dataset: object, samples: int, *, dataset_samples: int, micro_batch: int, replicas: int
 ) -> ShardedSamples | None:
-    """How the first `samples` of `dataset` are dealt out in a run that begins; None if it does not say of shards.
+    """Return how the first `samples` of `dataset` are dealt out in a run that begins; None if it has no shards.
 
     Raises DataError if the shards do not hold the `dataset_samples` that it has.
     """
@@ -126,7 +126,7 @@ class ShardedEpoch:
         return position // self._order.micro_batch % self._order.lanes
 
     def _take(self, lane: _Lane, number: int) -> list[int]:
-        """What a lane gives to the global batch of that number."""
+        """Return a lane's samples for the global batch of that number."""
         begin, stop = lane.start + number * lane.width, lane.start + (number + 1) * lane.width
         taken: list[int] = []
         while begin < stop:

@@ -1,4 +1,4 @@
-"""What a stage's code bundle holds besides its module, and how a function makes its parts of that."""
+"""The contents of a stage's code bundle besides its module, and a function's parts made of it."""
 
 import hashlib
 from collections.abc import Callable
@@ -29,7 +29,7 @@ from funcpipe.training.stored_data import StoredData, of_evaluation
 
 @dataclass(frozen=True)
 class StageJob:
-    """What a stage needs to train. `data` says what data it loads, if it loads any.
+    """The parts of a stage's training. `data` says what data it loads, if it loads any.
 
     `parameters` are the trainable ones of the whole model. With an `evaluation` it is validated, or only evaluated if
     it trains no epochs. `hooks` are those of the stage's parameters; `layout` says how outputs lie side by side, if the
@@ -49,7 +49,7 @@ class StageJob:
     layout: BatchLayout | None = None
 
     def batches(self, spec: WorkerSpec) -> Batches:
-        """How the dataset is cut into steps and micro-batches."""
+        """Return the dataset cut into steps and micro-batches."""
         return Batches(
             samples=self.samples,
             global_batch=spec.plan.global_batch,

@@ -63,7 +63,7 @@ class StageOptimizer:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether this replica updates, and saves the state of, a part of the parameters only."""
+        """True if this replica updates, and saves the state of, a part of the parameters only."""
         return self._sharded is not None
 
     def update_split(self, round_number: int, values: Tensor) -> None:
@@ -92,12 +92,12 @@ class StageOptimizer:
             self._schedule.after_step(step)
 
     def after_validation(self, values: Mapping[str, float]) -> None:
-        """Tell the schedule the results of a validation, by name. Raises DataError if the one it needs is not there."""
+        """Pass a validation's results, by name, to the schedule. Raises DataError if the one it needs is missing."""
         if self._schedule is not None:
             self._schedule.after_validation(values)
 
     def state(self, norm: GradientNorm) -> StageState:
-        """What the stage has learned, between two steps; of a divided optimiser, this replica's shard."""
+        """Return the stage's state between two steps; of a divided optimiser, this replica's shard."""
         if self._sharded is not None:
             state = capture_shard(self._stage, self._sharded, norm)
         else:

@@ -1,4 +1,4 @@
-"""What a stage has learned, as tensors and plain JSON: its parameters, buffers, optimiser state and loss scale.
+"""The state of a stage, as tensors and plain JSON: its parameters, buffers, optimiser state and loss scale.
 
 `capture_state` reads it from a stage and `restore_state` writes it back. `merge_stages` joins the states of all stages
 into that of the whole model, and `select_for_stage` takes from it what a stage needs, however the model is cut now. So
@@ -58,7 +58,7 @@ class StageState:
         return of_model(self._averaged())
 
     def loss_state_dict(self) -> dict[str, Tensor]:
-        """What is trained, and kept between calls, of the loss, under the names that it has there."""
+        """Return the parameters and buffers of the loss, under the names that they have there."""
         return of_loss(self._named({}))
 
     def averaged_loss_state_dict(self) -> dict[str, Tensor]:
@@ -149,8 +149,8 @@ def merge_stages(states: Sequence[StageState]) -> StageState:
     settings: dict[str, Any] = {"optimizer": optimizer if kept else None}
     settings["loss_scale"] = states[0].settings["loss_scale"]
     attributes = {path: tree for state in states for path, tree in state.settings.get(ATTRIBUTES, {}).items()}
-    alike = (SCHEDULER, AVERAGE)  # the same in all stages that have it
-    settings |= {name: state.settings[name] for state in states for name in alike if name in state.settings}
+    shared = (SCHEDULER, AVERAGE)  # the same in all stages that have it
+    settings |= {name: state.settings[name] for state in states for name in shared if name in state.settings}
     return StageState(
         tensors=tensors,
         aliases={alias: name for state in states for alias, name in state.aliases.items()},

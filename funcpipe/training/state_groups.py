@@ -15,7 +15,7 @@ from funcpipe.errors import ModelError, PlanError
 from funcpipe.training.state_tree import join_tensors, split_tensors
 
 OPTIMIZER = "optimizer/"
-"""What the names of the optimiser's tensors begin with."""
+"""The prefix of the names of the optimiser's tensors."""
 
 _NOT_SETTINGS = frozenset({"params", "param_names"})
 

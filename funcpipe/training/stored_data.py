@@ -31,7 +31,7 @@ _TENSORS = "dataset.tensors"
 
 @dataclass(frozen=True, kw_only=True)
 class StoredData:
-    """What a stage's code says of the data: the SHA-256 of its bundle, and the form of its shards if it has any."""
+    """A stage's reference to the data: the SHA-256 of its bundle, and the form of its shards if it has any."""
 
     bundle_sha256: str
     table: TableForm | None = None
@@ -66,7 +66,7 @@ class PreparedData:
 
     @property
     def stored(self) -> StoredData:
-        """What stages' code says of it."""
+        """The reference of stages' code to it."""
         return StoredData(
             bundle_sha256=hashlib.sha256(self.bundle).hexdigest(),
             table=None if self.table is None else self.table.form,

@@ -27,7 +27,7 @@ def followed(teachers: Sequence[Teacher], model: nn.Module) -> dict[str, str]:
     found: dict[str, str] = {}
     for teacher in teachers:
         own, others = (_parameters(model, path) for path in (teacher.teacher, teacher.student))
-        _check_alike(teacher, own, others)
+        _check_equal(teacher, own, others)
         for name, parameter in own.items():
             if parameter.requires_grad:
                 raise ModelError(
@@ -49,7 +49,7 @@ def _parameters(model: nn.Module, path: str) -> dict[str, nn.Parameter]:
     return {f"{path}.{name}": parameter for name, parameter in module.named_parameters()}
 
 
-def _check_alike(teacher: Teacher, own: Mapping[str, nn.Parameter], others: Mapping[str, nn.Parameter]) -> None:
+def _check_equal(teacher: Teacher, own: Mapping[str, nn.Parameter], others: Mapping[str, nn.Parameter]) -> None:
     """Raise ModelError unless teacher and student have the same parameters, each its own."""
     path_of = teacher.student_of(own)
     alone = [name for name, other in path_of.items() if other not in others]
@@ -109,7 +109,7 @@ def _frozen_copies(model: nn.Module) -> Iterator[tuple[str, str]]:
 
 
 def _are_equal(module: nn.Module, other: nn.Module) -> bool:
-    """Whether their parameters are equal, some with values that differ among each other."""
+    """Return True if their parameters are equal, some with values that differ among each other."""
     pairs = [pair for pair in zip(module.parameters(), other.parameters(), strict=True) if not is_lazy(pair[0])]
     vary = any(bool((one != one.reshape(-1)[:1]).any()) for one, _ in pairs)
     return vary and all(torch.equal(one, two) for one, two in pairs)

@@ -92,5 +92,5 @@ def as_teachers(given: object) -> tuple[Teacher, ...]:
 
 
 def is_share(value: object) -> bool:
-    """Whether `value` is a number from 0 to 1."""
+    """Return True if `value` is a number from 0 to 1."""
     return isinstance(value, float | int) and 0 <= value <= 1

@@ -23,7 +23,7 @@ KEPT_BYTES = 512 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class TableForm:
-    """How rows become samples, and how many of them a shard has.
+    """The form of a table: how rows become samples, and how many of them a shard has.
 
     `names` are the keys of samples that are dictionaries. `numbers` are columns of Python numbers, by position.
     """
@@ -36,17 +36,17 @@ class TableForm:
 
     @property
     def shards(self) -> int:
-        """How many shards the table has."""
+        """The number of shards of the table."""
         return -(-self.samples // self.shard_samples)
 
     @property
     def kept_shards(self) -> int:
-        """How many shards a function keeps at most."""
+        """The most shards that a function keeps."""
         return max(1, KEPT_BYTES // (self.shard_samples * self.sample_bytes or 1))
 
     @property
     def kept_bytes(self) -> int:
-        """How many bytes of the table a function holds at most."""
+        """The most bytes of the table that a function holds."""
         return min(self.samples, self.kept_shards * self.shard_samples) * self.sample_bytes
 
 
@@ -122,14 +122,14 @@ def _table_of_samples(samples: Sequence[Any]) -> TableContents | None:
             except (OverflowError, RuntimeError, ValueError):  # an integer of more than 64 bits
                 return None
             numbers.add(i)
-        elif _are_alike(column):
+        elif _have_one_form(column):
             columns.append(torch.stack(column))
         else:
             return None
     return _table(columns, names=names, numbers=frozenset(numbers))
 
 
-def _are_alike(values: Sequence[Any]) -> bool:
+def _have_one_form(values: Sequence[Any]) -> bool:
     first = values[0]
     return type(first) is Tensor and all(
         type(value) is Tensor and (value.shape, value.dtype) == (first.shape, first.dtype) and _is_plain(value)

@@ -22,7 +22,7 @@ class TiedParameters:
         self._sums: dict[str, Tensor] = {}
 
     def is_borrowed(self, parameter: nn.Parameter) -> bool:
-        """Whether an earlier stage holds `parameter` too, and so sums its gradient over the replicas."""
+        """Return True if an earlier stage holds `parameter` too, and so sums its gradient over the replicas."""
         return any(self._parameters[name] is parameter for name in self._borrowed)
 
     def receive(self, gradients: Mapping[str, Tensor]) -> None:

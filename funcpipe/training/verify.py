@@ -5,7 +5,7 @@ random numbers, or BatchNorm or the loss couples the samples of a batch, it accu
 
 A tensor's difference is measured by how far training has moved it, so that a gradient that is wrong by a hundredth
 shows however short the training was. Where that is more than the tolerance, plain training from weights that are off by
-their last digit tells what rounding explains. Some gradients are nothing but rounding: a bias ahead of BatchNorm and
+their last digit shows what rounding explains. Some gradients are nothing but rounding: a bias ahead of BatchNorm and
 the bias of attention's keys change no loss. Adam makes full steps of them, in directions that mean nothing.
 """
 
@@ -25,20 +25,20 @@ from funcpipe.training.plain import PlainRun, PlainTraining
 TOLERANCE = 1e-4
 """Largest difference, relative to the change by training, at which tensors count as equal."""
 
-_RUNS = 5  # plain runs that tell what rounding explains
+_RUNS = 5  # plain runs that show what rounding explains
 _FACTOR = 4.0  # how much more than in those a difference by rounding may be
 _NO_DIGITS = 0.1  # a gradient that rounding changes by this share says nothing
 
 
 class Yardstick(Enum):
-    """What a tensor was judged by: the tolerance, or what rounding does to plain training."""
+    """The yardstick of a tensor: the tolerance, or the effect of rounding on plain training."""
 
     TOLERANCE = "tolerance"
     ROUNDING = "rounding"
 
 
 class Reference(Enum):
-    """How the one process computes a step's gradient: from the whole global batch, or micro-batch by micro-batch."""
+    """The way to compute a step's gradient in one process: from the whole global batch, or by micro-batches."""
 
     WHOLE = "whole batches"
     ACCUMULATED = "accumulated micro-batches"
@@ -77,7 +77,7 @@ class Verification:
 
     @property
     def agrees(self) -> bool:
-        """Whether every tensor agrees."""
+        """True if every tensor agrees."""
         return self.first_difference is None
 
     @property
@@ -86,7 +86,7 @@ class Verification:
         return next((tensor for tensor in self.tensors if not self.accepts(tensor)), None)
 
     def accepts(self, tensor: TensorDifference) -> bool:
-        """Whether `tensor` differs by no more than it may."""
+        """Return True if `tensor` differs by no more than it may."""
         return tensor.difference <= self.allowed(tensor)
 
     def allowed(self, tensor: TensorDifference) -> float:
@@ -201,7 +201,7 @@ def _by_rounding(
 
 
 def _without_digits(expected: PlainRun, others: Sequence[PlainRun], name: str) -> Tensor | None:
-    """Which elements have a gradient, in any step, that is nothing but rounding; None for what has no gradient."""
+    """Return the elements whose gradient is nothing but rounding in some step; None for a tensor without a gradient."""
     blind: Tensor | None = None
     for number, gradients in enumerate(expected.gradients):
         for other in others:
@@ -224,7 +224,7 @@ def _scale(expected: Tensor, start: Tensor | None) -> float:
 
 
 def _excess(found: Tensor, expected: Tensor, steps: int) -> Tensor:
-    """By how much each element differs, beyond the last digit that each step may round another way."""
+    """Return how far each element differs, beyond the last digit that each step may round another way."""
     one, other = _plain(found), _plain(expected)
     difference = (one - other).abs()
     if expected.is_floating_point() or expected.is_complex():

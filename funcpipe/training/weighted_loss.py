@@ -47,7 +47,7 @@ class WeightedLoss:
 
 
 def token_weight(loss: Any, target: Any) -> float:
-    """What the targets weigh over which torch's cross_entropy and nll_loss take the mean.
+    """Return the weight of the targets over which torch's cross_entropy and nll_loss take the mean.
 
     Their number, without those that `loss` ignores; or the sum of the weights of their classes. Raises DataError for
     targets that are no class indices.
