@@ -55,7 +55,7 @@ class Int8Chunks(GradientChunks):
             return self._sent[piece]
 
     def room(self, piece: Piece) -> dict[str, Tensor]:
-        """Nothing: decoding makes as much room as the message needs."""
+        """Return no memory: decoding makes as much as the message needs."""
         return {}
 
     def merged(self, piece: Piece) -> dict[str, Tensor]:

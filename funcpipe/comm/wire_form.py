@@ -52,7 +52,7 @@ class Numbers:
 
     @property
     def name(self) -> str:
-        """That of the dtype."""
+        """The name of the dtype."""
         return dtype_name(self.dtype)
 
     def size(self, count: int) -> int:

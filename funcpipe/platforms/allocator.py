@@ -14,7 +14,7 @@ import sys
 
 LIBRARY = "libtcmalloc_minimal.so.4"
 PACKAGE = "libtcmalloc-minimal4"
-"""That of Debian which installs the library."""
+"""The Debian package that installs the library."""
 
 _PRELOAD = "LD_PRELOAD"
 _SETTINGS = {"TCMALLOC_LARGE_ALLOC_REPORT_THRESHOLD": str(1 << 62)}  # or it reports each tensor of a gigabyte

@@ -93,5 +93,5 @@ def _verified(key: str, data: bytes, signature: Signature) -> bytes:
         proof = b""
     is_line = len(proof) == PROOF_BYTES and line == proof.hex().encode() + b"\n"  # in one spelling alone
     if not is_line or not signature.holds(proof, text, 0):
-        raise CorruptMessage(f"{key} is not signed by its run: it is truncated, damaged, or somebody else's")
+        raise CorruptMessage(f"{key} is not signed by its run: it is truncated, damaged, or from elsewhere")
     return bytes(text)

@@ -17,7 +17,7 @@ from funcpipe.runstate.keys import Keys
 _log = logging.getLogger(__name__)
 
 SUMMARY_POLLS = 16
-"""A client that waits for a step looks for new summaries once in so many polls."""
+"""A client that waits for a step lists summaries once in so many polls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

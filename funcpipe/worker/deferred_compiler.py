@@ -151,7 +151,7 @@ class _ConstantSource(Source):
 
 
 class _RandomValueSource(Source):
-    """Nothing is one: only the compiler makes some."""
+    """The source of random values, of which only the compiler makes any."""
 
 
 def _bindings(shape_env: object, *arguments: Any, **options: Any) -> Any:

@@ -113,8 +113,8 @@ class Synchronisation:
 
 
 def _range_of(piece: Piece, sent: Sequence[Piece], chunks: GradientChunks, wire: Wire) -> tuple[int, int | None]:
-    """Where `piece` lies in an object of the pieces `sent` in the format `wire`: its first byte, and its end unless
-    that is the object's.
+    """Return the range of `piece` in an object of the pieces `sent` in the format `wire`: its first byte, and its end
+    unless that is the object's.
     """
     sizes = [codec.message_bytes(chunks.form(other, wire), message_wire(wire)) for other in sent]
     place = sent.index(piece)

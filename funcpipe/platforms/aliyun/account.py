@@ -46,7 +46,7 @@ _KNOWN = (
     ),
     KnownError(
         code=r"AccessDenied|Unauthorized|NoPermission|Forbidden|ImplicitDeny",
-        remedy="ask for the permission, or deploy as somebody who has it: docs/aliyun.md lists what deploy needs",
+        remedy="ask for the permission, or deploy as a user who has it: docs/aliyun.md lists what deploy needs",
         source=f"{_CODES}; {_PUBLIC}",
     ),
     KnownError(

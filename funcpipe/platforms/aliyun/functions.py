@@ -76,7 +76,7 @@ class AliyunPlatform:
         )
 
     def detach(self) -> None:
-        """Nothing to do: functions run on by themselves."""
+        """Do nothing: functions run on by themselves."""
 
     def wrap_key(self, run_key: str) -> str:
         """The text of a run's key as only functions of this deployment can read it."""
@@ -206,7 +206,7 @@ class AliyunPlatform:
             raise PlatformRefused(f"there is no function {name} in {self._region}; run: {command}")
         if (found.memory_size, found.cpu) != (size.memory_mb, size.vcpu):
             raise PlatformRefused(
-                f"{name} has {found.cpu:g} vCPU and {found.memory_size} MB: somebody changed it; run: {command}"
+                f"{name} has {found.cpu:g} vCPU and {found.memory_size} MB: it was changed; run: {command}"
             )
         if (found.state or "Active") != "Active":
             raise PlatformRefused(f"{name} is {found.state}: {found.state_reason}; run: {command}")

@@ -26,7 +26,7 @@ _COMMON = "docs.aws.amazon.com/AWSEC2/latest/APIReference/errors-overview.html a
 _INVOKE = "docs.aws.amazon.com/lambda/latest/api/API_Invoke.html, 2026-11"
 _MORE = "request more in the console under Service Quotas, or destroy what is not needed"
 _DENIED = (
-    "ask for the permission, or deploy as somebody who has it: docs/aws.md lists what deploy needs, "
+    "ask for the permission, or deploy as a user who has it: docs/aws.md lists what deploy needs, "
     "`funcpipe deploy aws --print-deployer-policy` prints it as a policy"
 )
 _KNOWN = (

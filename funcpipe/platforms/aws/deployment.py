@@ -126,7 +126,7 @@ class Deployer:
         self._say(f"removed the stack {name} and all it held")
 
     def logs(self, name: str, *, since_s: float, containing: str | None = None) -> Iterator[str]:
-        """What functions and builds have printed since the time `since_s`, line by line."""
+        """Yield what functions and builds have printed since the time `since_s`, line by line."""
         wanted = {} if containing is None else {"filterPattern": json.dumps(containing)}
         with explained(f"reading the logs of {name}"):
             pages = (

@@ -87,7 +87,7 @@ class AwsPlatform:
         return StorageUrls(client=url, functions=url)
 
     def detach(self) -> None:
-        """Nothing to do: functions run on by themselves."""
+        """Do nothing: functions run on by themselves."""
 
     def wrap_key(self, run_key: str) -> str:
         """The text of a run's key as only functions of this deployment can read it."""
@@ -186,7 +186,7 @@ class AwsPlatform:
         if found is None:
             raise PlatformRefused(f"there is no function {name} in {self._region}; run: {command}")
         if found["MemorySize"] != memory_mb:
-            raise PlatformRefused(f"{name} has {found['MemorySize']} MB: somebody changed it; run: {command}")
+            raise PlatformRefused(f"{name} has {found['MemorySize']} MB: it was changed; run: {command}")
         check_processors(plan.platform, found.get("Architectures", [ARCHITECTURE])[0], functions=f"{name} has")
 
     def _capacities(self, plan: Plan) -> Iterator[Capacity]:

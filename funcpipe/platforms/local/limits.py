@@ -32,7 +32,7 @@ class FunctionLimits:
 
     @property
     def _cold_start_s(self) -> float:
-        """That of the size, as far as it is known; the specification's is that of its slowest size."""
+        """The cold start of the size, as far as it is known; the specification's is that of its slowest size."""
         own_s = self._size.cold_start_s
         return self._spec.cold_start_s if own_s is None else min(own_s, self._spec.cold_start_s)
 

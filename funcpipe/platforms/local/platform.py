@@ -51,7 +51,7 @@ class LocalPlatform(PlainKeys):
         return spec
 
     def check(self, plan: Plan, *, run_s: float | None = None) -> None:
-        """Nothing to do: functions of this machine cost nothing, and `invoke` says what is too large."""
+        """Accept every plan: functions of this machine cost nothing, and `invoke` says what is too large."""
 
     def invoke(self, worker: Invocation) -> Handle:
         """Start a function and return at once."""

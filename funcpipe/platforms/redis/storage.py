@@ -123,7 +123,7 @@ class RedisStorage:
         return tuple(sorted(name[len(self._prefix) :] for name in found))
 
     def touch(self, key: str) -> None:
-        """Nothing, as no object has an age here; raises KeyMissing."""
+        """Do nothing, as no object has an age here; raises KeyMissing."""
         with self._errors_of(key):
             if not self._client.exists(self._name_of(key)):
                 raise KeyMissing(key)

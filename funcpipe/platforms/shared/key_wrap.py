@@ -1,6 +1,6 @@
 """Keys of runs on their way to functions of a cloud, which only functions of the same deployment can read.
 
-Clouds keep the events of functions that fail, and so what invoked them, where others than the functions may look: the
+Clouds keep the events of functions that fail, and so what invoked them, where others than the functions can read: the
 bucket, for one. Each deployment has a secret in its functions' environment, with which keys are wrapped (AES-256-GCM).
 """
 

@@ -166,7 +166,7 @@ def test_what_the_service_would_not_run_is_refused_before_anything_starts(
     ):
         AliyunPlatform(replace(spec, max_functions=1), account).check(double)
     cloud.functions[f"funcpipe-{SIZE}"]["memorySize"] = 512
-    with pytest.raises(PlatformRefused, match="has 1 vCPU and 512 MB: somebody changed it"):
+    with pytest.raises(PlatformRefused, match="has 1 vCPU and 512 MB: it was changed"):
         platform.check(one.plan)
     assert cloud.tasks == {}
 

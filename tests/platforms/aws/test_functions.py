@@ -180,7 +180,7 @@ def test_what_lambda_would_not_run_is_refused_before_anything_starts(
     ):
         platform.check(many)
     cloud.client("lambda").update_function_configuration(FunctionName="funcpipe-1024", MemorySize=512)
-    with pytest.raises(PlatformRefused, match="funcpipe-1024 has 512 MB: somebody changed it"):
+    with pytest.raises(PlatformRefused, match="funcpipe-1024 has 512 MB: it was changed"):
         platform.check(worker.plan)
     assert not [call for call in cloud.calls if call.endswith("/invocations")]
 
