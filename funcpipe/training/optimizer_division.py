@@ -23,7 +23,7 @@ def why_one_stage(factory: OptimizerFactory, shapes: Sequence[ParameterShape]) -
             found = find_difference(factory, shapes, [names[:cut], names[cut:]])
             if found is None or _is_untried(found):
                 return None
-    return None if found is None else f"{_said(found, 'in two stages')}; for more stages, {_instead(found)}"
+    return None if found is None else f"{_text(found, 'in two stages')}; for more stages, {_instead(found)}"
 
 
 def check_stages(
@@ -47,12 +47,12 @@ def check_stages(
     if len(stages) < 2:
         if found.cause is not Cause.DRAWS:
             raise PlanError(
-                f"{_said(found, 'in one stage')}; the model's forward does not use {idle[0]}, which no stage holds: "
+                f"{_text(found, 'in one stage')}; the model's forward does not use {idle[0]}, which no stage holds: "
                 "leave that out of the optimiser, or choose one that updates each parameter by itself"
             )
         return
     raise PlanError(
-        f"{_said(found, f'in the {len(stages)} stages of the plan')}; {_instead(found)}, or plan with one stage "
+        f"{_text(found, f'in the {len(stages)} stages of the plan')}; {_instead(found)}, or plan with one stage "
         f"(pins=Pins(together=[{together!r}]), on the command line --together {','.join(together)})"
     )
 
@@ -62,7 +62,7 @@ def _is_untried(found: Difference) -> bool:
     return found.cause is Cause.FAILS and found.part is None
 
 
-def _said(found: Difference, where: str) -> str:
+def _text(found: Difference, where: str) -> str:
     text = f"the optimiser, {found.optimizer}, does not train {where} as one for all parameters does: "
     if found.cause is Cause.DRAWS:
         return f"{text}it draws random numbers one parameter after the other, and each stage would draw the same ones"
