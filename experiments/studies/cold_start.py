@@ -75,7 +75,7 @@ def function(payload: str) -> list[tuple[float, float]]:
     from funcpipe.platforms.catalog import open_platform, open_storage
 
     spec = from_text(WorkerSpec, payload, source=payload)
-    allocator.settle()
+    allocator.configure()
     deferred_compiler.defer_compiler()
     torch.set_num_threads(1)
     storage = SignedStorage(open_storage(spec.storage), OneKey(RunKey(spec.run_key)))

@@ -63,7 +63,7 @@ def _begin_again(options: argparse.Namespace) -> None:
     if options.verb in _WITH_FUNCTIONS and getattr(options, "platform", "local") == "local" and is_program():
         from funcpipe.platforms import allocator
 
-        allocator.begin_again()
+        allocator.restart_process()
 
 
 def as_before() -> None:

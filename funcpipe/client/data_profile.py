@@ -14,7 +14,7 @@ from funcpipe.core import DataProfile
 from funcpipe.model.graph.isolation import in_turn, preserve_state
 from funcpipe.model.tensors import flatten
 from funcpipe.training.adapters import DatasetFactory
-from funcpipe.training.data import LoadedBatch, calling_the_users
+from funcpipe.training.data import LoadedBatch, user_code_errors
 from funcpipe.training.data_source import DataSource, is_factory
 from funcpipe.training.first_batch import check_enough, spread
 from funcpipe.training.rng import SeededDataset
@@ -43,7 +43,7 @@ def profile_data(
     with preserve_state(torch.nn.Module()):
         for indices in spread(len(source.dataset), micro_batch, batches + 1):
             began_s = clock()
-            with calling_the_users(f"samples {indices[0]} to {indices[-1]} of the dataset cannot be loaded"):
+            with user_code_errors(f"samples {indices[0]} to {indices[-1]} of the dataset cannot be loaded"):
                 loaded = seeded.batch(indices, source.options.collate)
             seconds.append(clock() - began_s)
             sizes.append((_bytes(loaded), sum(tensor.nbytes for tensor in _tensors(loaded.target))))

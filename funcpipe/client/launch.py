@@ -26,7 +26,7 @@ from funcpipe.errors import (
     RunUnknown,
     Superseded,
 )
-from funcpipe.platforms.local.log_files import kept_by_client
+from funcpipe.platforms.local.log_files import keep_client_log
 from funcpipe.runstate.detached import mark_detached, unmark_run
 from funcpipe.runstate.finished import find_finished
 from funcpipe.runstate.generations import (
@@ -60,7 +60,7 @@ def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> 
             return _billed(prepared, _watch(prepared, prepared.running, on_progress))
     run, kept = prepared.name, prepared.faults.keep
     try:
-        with _told_what_next(prepared, kept=kept) as begun, kept_by_client(run), _owned(prepared) as owner:
+        with _told_what_next(prepared, kept=kept) as begun, keep_client_log(run), _owned(prepared) as owner:
             fenced, keys = _begin(prepared, owner)
             with _removed_if_it_fails(owner, run, keep=kept), _supervisor(fenced, keys, owner, keep=kept) as supervisor:
                 _start(fenced, keys, supervisor)
@@ -83,7 +83,7 @@ def launch_detached(prepared: PreparedRun) -> str:
         raise PlanError(f"run {prepared.name} has finished; there is nothing to resume, only a result to collect")
     if prepared.running is not None:
         raise PlanError(f"run {prepared.name} still runs; there is nothing to resume")
-    with kept_by_client(prepared.name), _owned(prepared) as owner:
+    with keep_client_log(prepared.name), _owned(prepared) as owner:
         fenced, keys = _begin(prepared, owner)
         with _supervisor(fenced, keys, owner) as supervisor:
             _start(fenced, keys, supervisor, detached=True)
@@ -112,7 +112,7 @@ def _watch(prepared: PreparedRun, record: RunRecord, on_progress: OnProgress) ->
     try:
         while True:
             try:
-                with kept_by_client(keys.run), _owned(prepared, watches=True) as owner:
+                with keep_client_log(keys.run), _owned(prepared, watches=True) as owner:
                     still_there(prepared.storage, record)
                     finished = find_finished(prepared.storage, keys)
                     if finished is not None:

@@ -9,7 +9,7 @@ from torch import nn
 
 from funcpipe.core import ModelProfile, Pins, Plan, PlatformSpec, TrainingSpec
 from funcpipe.errors import Infeasible, PlanError
-from funcpipe.training.optimizer_division import why_one_stage
+from funcpipe.training.optimizer_division import reason_for_one_stage
 from funcpipe.training.optimizers import trainable_shapes
 from funcpipe.training.recipe import Recipe, no_optimizer
 
@@ -33,7 +33,7 @@ def search(
     """
     planned = partial(way, profile, spec, training, time_limit_s=time_limit_s)
     is_cut = len(profile.layers) > 1 and recipe.optimizer is not no_optimizer
-    why = why_one_stage(recipe.optimizer, trainable_shapes(model, recipe.loss)) if is_cut else None
+    why = reason_for_one_stage(recipe.optimizer, trainable_shapes(model, recipe.loss)) if is_cut else None
     if why is None:
         return planned(pins=pins)
     if pins.cuts:

@@ -9,7 +9,7 @@ from funcpipe.data.sources import from_url
 from funcpipe.errors import DataError
 from funcpipe.model.graph.isolation import in_turn
 from funcpipe.training.adapters import DatasetFactory
-from funcpipe.training.data import MapDataset, MeteredFactory, calling_the_users
+from funcpipe.training.data import MapDataset, MeteredFactory, user_code_errors
 from funcpipe.training.data_source import Data, DataSource, LoaderOptions, SourceFactory, data_source, is_factory
 from funcpipe.training.first_batch import FirstBatch, first_batch
 from funcpipe.training.stored_data import PreparedData, prepare_data
@@ -28,7 +28,7 @@ def open_data(given: Data) -> tuple[Callable[[], MapDataset], DataSource]:
     if not is_factory(data):
         source = data_source(data)
         return DatasetFactory(source.dataset), source
-    with calling_the_users("the factory of the data, called without arguments, fails"):
+    with user_code_errors("the factory of the data, called without arguments, fails"):
         made = data()
     if isinstance(made, str | MeteredFactory):  # of which the index is read here once, and travels to functions
         return open_data(made)

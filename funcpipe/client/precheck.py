@@ -8,7 +8,7 @@ from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import planned_spec
 from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.owner import refuse_if_owned
-from funcpipe.runstate.run_objects import refuse_if_others_lie
+from funcpipe.runstate.run_objects import refuse_foreign_objects
 
 
 def precheck(session: Session, plan: Plan, settings: RunSettings, spec: PlatformSpec | None = None) -> RunRecord | None:
@@ -33,7 +33,7 @@ def record_of(storage: Storage, settings: RunSettings) -> RunRecord | None:
     try:
         record = newest_record(storage, settings.name)
     except RunUnknown:
-        refuse_if_others_lie(storage, settings.name)
+        refuse_foreign_objects(storage, settings.name)
         return None
     if settings.take_over:
         return record

@@ -19,7 +19,7 @@ from funcpipe.training.data import (
     Collate,
     LoadedBatch,
     MapDataset,
-    is_torchs,
+    is_default_collate,
     load_batch,
     one_batch,
     read_samples,
@@ -116,7 +116,7 @@ class _Samples:
     def trial(self, index: int) -> Trial:
         """A micro-batch of the sample at `index`, which must fit those that may lie beside it."""
         beside = self.batches.beside(index)
-        if is_torchs(self.collate) and beside != index:
+        if is_default_collate(self.collate) and beside != index:
             one_batch([self._sample(beside), self._sample(index)], [beside, index], self.collate)
         batch = self._repeated(index, max(self.batches.micro_batch_sizes))
         return Trial(index=index, batch=batch, inputs=self._bound(batch, f"sample {index} of the dataset"))

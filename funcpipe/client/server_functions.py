@@ -28,13 +28,13 @@ from funcpipe.parameter_server.replica import ServerJob
 from funcpipe.parameter_server.values import ServerWorker, Updates
 from funcpipe.platforms.base import Platform
 from funcpipe.platforms.catalog import LOCAL, is_deployment, open_deployment
-from funcpipe.platforms.local.log_files import kept_by_client
+from funcpipe.platforms.local.log_files import keep_client_log
 from funcpipe.runstate.generations import delete_generation, list_generations, reserve_generation
 from funcpipe.runstate.keyring import KeyFolder
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.limits import too_expensive
 from funcpipe.runstate.owner import owned
-from funcpipe.runstate.run_objects import find_objects, refuse_if_others_lie
+from funcpipe.runstate.run_objects import find_objects, refuse_foreign_objects
 from funcpipe.runstate.signed_storage import key_of
 
 _log = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ def train_on_functions(
     with (
         open_session(functions.platform, functions.like, settings) as session,
         owned(session.storage, name),
-        kept_by_client(name),
+        keep_client_log(name),
         _generation(session, name) as keys,
     ):
         platform = session.functions()
@@ -205,7 +205,7 @@ def _generation(session: Session, name: str) -> Iterator[Keys]:
     So is what clients have left that have died, unless it is of a run that can be resumed. Raises InvalidValue for a
     name below which others have objects.
     """
-    refuse_if_others_lie(session.storage, name)
+    refuse_foreign_objects(session.storage, name)
     keys = reserve_generation(session.storage, name)
     for other in list_generations(session.storage, name):
         if other != keys and not session.storage.list(other.record):

@@ -23,7 +23,7 @@ from funcpipe.parameter_server.values import ServerWorker
 from funcpipe.platforms.catalog import LOCAL, open_storage
 from funcpipe.platforms.ray.address import RayAddress, Via, parse_address
 from funcpipe.provision.lambdadnn import memory_of
-from funcpipe.runstate.run_objects import find_objects, refuse_if_others_lie
+from funcpipe.runstate.run_objects import find_objects, refuse_foreign_objects
 from funcpipe.training.data_source import Data
 
 if TYPE_CHECKING:
@@ -169,7 +169,7 @@ def train_on_cluster(
             folder = stack.enter_context(temporary_folder())
             url = Path(folder).resolve().as_uri()
         storage = open_storage(url)
-        refuse_if_others_lie(storage, name)
+        refuse_foreign_objects(storage, name)
         site = RaySite(
             job=stored_job(job, storage, name),
             open_storage=functools.partial(open_storage, url, first_s=None),

@@ -20,7 +20,7 @@ from funcpipe.platforms.catalog import (
     open_storage,
     ray_cluster,
 )
-from funcpipe.platforms.local.platform import LocalPlatform, expect_functions, fork_hosts_from_here, local_functions
+from funcpipe.platforms.local.platform import LocalPlatform, fork_hosts_from_here, local_functions, preload_functions
 from funcpipe.platforms.processors import usable_processors
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ def open_local(like: PlatformSpec | None = None, *, silent: bool = False) -> Abs
 
 def expect_local() -> None:
     """Begin to load what local functions need, beside all that is checked before they start."""
-    expect_functions(_PRELOADED)
+    preload_functions(_PRELOADED)
 
 
 def fork_from_here(as_new: Callable[[], object]) -> None:

@@ -44,7 +44,7 @@ def _handles_signals() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def leave_ending_to_others() -> None:
+def ignore_ending_signals() -> None:
     """Let the process manager end this process, where all processes of a job are asked to end at once.
 
     What this process starts by executing a program can be ended by signals, as ever.

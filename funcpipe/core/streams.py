@@ -48,7 +48,7 @@ def end_output() -> None:
             _write(stream, "")
 
 
-def leave_unread(stream: Any) -> None:
+def discard_output(stream: Any) -> None:
     """Discard later output to `stream`, whose reader, such as `head`, has read enough."""
     with contextlib.suppress(OSError, ValueError, AttributeError):  # it has no descriptor, or is closed
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
@@ -59,6 +59,6 @@ def _write(stream: Any, text: str) -> bool:
         stream.write(text)
         stream.flush()
     except BrokenPipeError:
-        leave_unread(stream)
+        discard_output(stream)
         return False
     return True

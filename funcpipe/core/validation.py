@@ -79,7 +79,7 @@ class ValidationReport:
         return self.stop and self.step > first_step
 
 
-def judged(
+def next_report(
     monitor: Monitor, before: ValidationReport | None, *, step: int, samples: int, values: Mapping[str, float]
 ) -> ValidationReport:
     """Return the report of a validation that follows the one `before`: a function of these alone, so that all agree."""

@@ -18,7 +18,7 @@ from funcpipe.parameter_server.function_line import FunctionLine, Told
 from funcpipe.parameter_server.function_messages import FunctionMessage
 from funcpipe.parameter_server.values import Chunk, ServerWorker
 from funcpipe.platforms.base import Cause, Platform, State, Status, Storage
-from funcpipe.platforms.starting import invoke_patiently
+from funcpipe.platforms.starting import invoke_with_retry
 from funcpipe.runstate.functions import MAX_RESTARTS, RESTART_PAUSES, stop_functions
 
 _log = logging.getLogger(__name__)
@@ -177,7 +177,7 @@ class FunctionFleet:
 
     def _invoke(self, seat: Seat, *, patient: bool = False) -> FunctionLine:
         spec = replace(self._spec, worker=seat.worker.name, attempt=seat.attempts)
-        handle = invoke_patiently(self._platform, spec) if patient else self._platform.invoke(spec)
+        handle = invoke_with_retry(self._platform, spec) if patient else self._platform.invoke(spec)
         seat.attempts += 1
         _log.info("started function %s as attempt %d of worker %s", handle.name, spec.attempt, spec.worker)
         line = FunctionLine(spec, handle, self._storage, self._told, clock=self._clock)

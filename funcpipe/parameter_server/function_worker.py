@@ -43,7 +43,7 @@ _PATIENCE = 2
 def main(payload: str, *, open_storage: OpenStorage, invoked: Invoked) -> None:
     """Be the function of `payload`, the JSON of a ServerFunctionSpec. Ends with exit code 1 if it fails."""
     spec = from_text(ServerFunctionSpec, payload, source="the invocation payload")
-    allocator.settle()
+    allocator.configure()
     torch.set_num_threads(1)
     with in_function(run=spec.run, worker=spec.worker, attempt=spec.attempt, levels=spec.log_level):
         storage = open_storage(spec.storage, retry_s=spec.message_deadline_s, meter=invoked.meter)

@@ -13,7 +13,7 @@ from funcpipe.platforms.base import Storage
 from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.training.computation import Computation
 from funcpipe.training.data import Step
-from funcpipe.training.loading import what_is_needed
+from funcpipe.training.loading import batch_selector
 from funcpipe.training.passes import Batch
 from funcpipe.training.rng import SeededDataset
 from funcpipe.training.stage_job import StageJob
@@ -58,7 +58,7 @@ class Replica:
         assert loaded.data is not None, "the whole model reads data"
         source = loaded.data.open(storage, lambda name: data_key(run, name), RequestMeter())
         self._dataset, self._collate, self._seed = source.dataset, source.options.collate, job.seed
-        self._keep = what_is_needed(stage, loaded.signature)
+        self._keep = batch_selector(stage, loaded.signature)
         self._parameters = dict(stage.named_parameters())
 
     def work(self, version: int, parameters: Mapping[str, Tensor], chunk: Chunk) -> Push:

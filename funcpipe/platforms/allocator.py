@@ -33,7 +33,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, **variables()}
 
 
-def begin_again() -> None:
+def restart_process() -> None:
     """Begin this program again as one that allocates as functions do, if it does not; does not return then.
 
     It must have done nothing yet that must not be done twice.
@@ -55,7 +55,7 @@ def _installed() -> str | None:
     return ctypes.util.find_library("tcmalloc_minimal") if sys.platform == "linux" else None
 
 
-def settle() -> None:
+def configure() -> None:
     """Set up glibc's allocator, should that be the function's: one heap for all threads, which keeps what is freed.
 
     By default glibc has a heap for each of the lanes, so that what one frees is of no use to another, and returns
@@ -71,7 +71,7 @@ def settle() -> None:
         library.mallopt(option, value)
 
 
-def release() -> None:
+def trim() -> None:
     """Give back to the system what is free: a function has ended, and its environment waits for the next one.
 
     tcmalloc's C interface and glibc's malloc_trim(3) both do so for all that no object holds. Does nothing elsewhere.

@@ -18,7 +18,7 @@ START_WITHIN_S = 300.0
 _PAUSES = Backoff(first_s=2.0, most_s=20.0)
 
 
-def invoke_patiently(
+def invoke_with_retry(
     platform: Platform,
     worker: Invocation,
     *,

@@ -20,7 +20,7 @@ _WORK = """
 from funcpipe.platforms.memory import peak_memory_bytes
 from funcpipe.profiler.remote.exercise import exercise
 funcpipe.worker.deferred_compiler.defer_compiler()
-funcpipe.platforms.allocator.settle()
+funcpipe.platforms.allocator.configure()
 torch.set_num_threads(1)
 exercise()
 print(peak_memory_bytes())

@@ -13,7 +13,7 @@ from funcpipe.core.backoff import Backoff
 from funcpipe.core.json_form import from_plain, to_plain
 from funcpipe.errors import PlatformError, Superseded
 from funcpipe.platforms.base import Handle, Platform, Storage
-from funcpipe.platforms.starting import invoke_patiently
+from funcpipe.platforms.starting import invoke_with_retry
 from funcpipe.runstate.documents import put_document, readable_documents
 from funcpipe.runstate.keys import Keys
 
@@ -57,7 +57,7 @@ def start_function(
     started = StartedFunction(
         worker=spec.worker,
         attempt=spec.attempt,
-        handle=invoke_patiently(platform, spec) if patient else platform.invoke(spec),
+        handle=invoke_with_retry(platform, spec) if patient else platform.invoke(spec),
         usd_s=spec.account.usd_s,
         memory_mb=spec.memory_mb,
         started_at_s=started_at_s,

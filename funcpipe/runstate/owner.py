@@ -158,9 +158,9 @@ class OwnerLease(Fence):
 
     def check_now(self) -> None:
         """Ask the storage, and raise Superseded if the lease is lost."""
-        self.up_to_now()
+        self.all_leases()
 
-    def up_to_now(self) -> tuple[str, ...]:
+    def all_leases(self) -> tuple[str, ...]:
         """Ask the storage for the keys of all leases; raises Superseded if this one is lost. This one comes last."""
         with self._lock:
             self._check_not_lost()
@@ -280,7 +280,7 @@ class Owner:
     def _delete_own(self) -> None:
         """Delete what owners up to this one have said, then their leases, this client's own last."""
         heartbeats = find_objects(self._raw, self._keys.owner_heartbeats).own
-        leases = self._lease.up_to_now()
+        leases = self._lease.all_leases()
         self._gone = True
         for key in (*heartbeats, *leases):
             self._raw.delete(key)

@@ -97,7 +97,7 @@ def find_objects(storage: Storage, prefix: str) -> FoundObjects:
     return FoundObjects(own, tuple(key for key in found if not is_written(key)))
 
 
-def refuse_if_others_lie(storage: Storage, run: str) -> None:
+def refuse_foreign_objects(storage: Storage, run: str) -> None:
     """Raise InvalidValue for the name of a new run below which others have objects."""
     found = find_objects(storage, Keys(run).run_prefix)
     if found.others:

@@ -304,7 +304,7 @@ def clients(*, beating: bool = False) -> Iterator[None]:
             (time, "sleep", lambda seconds: sleep(max(seconds, NAP_S))),
             (run_functions, "ThreadPoolExecutor", _OneByOne),
             (client_functions, "_LEAVING_S", NAP_S),
-            (launching, "kept_by_client", lambda _: contextlib.nullcontext()),
+            (launching, "keep_client_log", lambda _: contextlib.nullcontext()),
             (launching, "follow", _follow),
             (launching, "_billed", lambda _, result: result),
             (Owner, "__enter__", _begin_beating if beating else lambda owner: owner),

@@ -160,7 +160,7 @@ def sample_order(samples: int, seed: int, epoch: int) -> tuple[int, ...]:
 
 
 @contextlib.contextmanager
-def calling_the_users(what: str) -> Iterator[None]:
+def user_code_errors(what: str) -> Iterator[None]:
     """Raise DataError, which begins with `what`, for any error of code that is not funcpipe's own."""
     try:
         yield
@@ -171,7 +171,7 @@ def calling_the_users(what: str) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class ByName:
+class KeywordCollate:
     """A collate function for samples or batches of which the first of two parts holds the model's arguments by name.
 
     Without a `function`, torch's own way.
@@ -184,9 +184,9 @@ class ByName:
         return collated(samples, range(len(samples)), self)
 
 
-def is_torchs(collate: Collate | None) -> bool:
+def is_default_collate(collate: Collate | None) -> bool:
     """Return True if batches are made as torch makes them without a collate function."""
-    return collate is None or collate == ByName(None)
+    return collate is None or collate == KeywordCollate(None)
 
 
 def load_batch(dataset: MapDataset, indices: Sequence[int], collate: Collate | None = None) -> LoadedBatch:
@@ -201,7 +201,7 @@ def read_samples(dataset: MapDataset, indices: Sequence[int]) -> list[Any]:
     """The samples at `indices`. Raises DataError for whatever the dataset raises."""
     samples = []
     for index in indices:
-        with calling_the_users(f"sample {index} of the dataset, which has {len(dataset)}, cannot be read"):
+        with user_code_errors(f"sample {index} of the dataset, which has {len(dataset)}, cannot be read"):
             samples.append(dataset[index])
     return samples
 
@@ -211,14 +211,14 @@ def one_batch(samples: list[Any], indices: Sequence[int], collate: Collate | Non
 
     Raises DataError, also for whatever `collate` raises.
     """
-    with calling_the_users(f"the collate_fn fails on samples {few(indices)} of the dataset"):
+    with user_code_errors(f"the collate_fn fails on samples {few(indices)} of the dataset"):
         return collated(samples, indices, collate)
 
 
 def collated(samples: list[Any], indices: Sequence[int], collate: Collate | None) -> LoadedBatch:
     """The same. Raises what `collate` raises, and DataError for what it returns."""
-    by_name = isinstance(collate, ByName)
-    function = collate.function if isinstance(collate, ByName) else collate
+    by_name = isinstance(collate, KeywordCollate)
+    function = collate.function if isinstance(collate, KeywordCollate) else collate
     batch = collate_tensors(samples, indices) if function is None else function(samples)
     return as_batch(batch, by_name=by_name)
 

@@ -17,18 +17,18 @@ from funcpipe.errors import DataError
 from funcpipe.model.graph.isolation import preserve_state
 from funcpipe.model.tensors import flatten
 from funcpipe.training.data import (
-    ByName,
     Collate,
+    KeywordCollate,
     LoadedBatch,
     MapDataset,
-    calling_the_users,
     collated,
     few,
     load_batch,
     read_samples,
+    user_code_errors,
 )
 
-AT_HAND = 10
+KEPT_SAMPLES = 10
 """The samples, spread over the dataset, that are kept to be collated while a model is traced."""
 
 SPREAD = 8
@@ -36,7 +36,7 @@ SPREAD = 8
 
 
 @dataclass(frozen=True)
-class SamplesAtHand:
+class KeptSamples:
     """Samples of a dataset from which `collate` makes batches; a micro-batch has so many `samples`."""
 
     kept: Sequence[Any]
@@ -59,7 +59,7 @@ class FirstBatch:
 
     batch: LoadedBatch
     collate: Collate | None = None
-    collated: SamplesAtHand | None = None
+    collated: KeptSamples | None = None
 
 
 def first_batch(dataset: MapDataset, micro_batch: int, collate: Collate | None, model: nn.Module) -> FirstBatch:
@@ -70,15 +70,15 @@ def first_batch(dataset: MapDataset, micro_batch: int, collate: Collate | None, 
     indices = range(min(micro_batch, len(dataset)))
     if collate is None:
         batch = load_batch(dataset, indices)
-        return FirstBatch(_by_name(batch), ByName(None)) if _goes_by_name(batch, model) else FirstBatch(batch)
+        return FirstBatch(_by_name(batch), KeywordCollate(None)) if _goes_by_name(batch, model) else FirstBatch(batch)
     samples = read_samples(dataset, indices)
     batch = _collated(samples, collate, f"samples {few(indices)} of the dataset")
     if _goes_by_name(batch, model):
-        batch, collate = _by_name(batch), ByName(collate)
+        batch, collate = _by_name(batch), KeywordCollate(collate)
     end = samples[0] if hasattr(dataset, "shard_sizes") else read_samples(dataset, [len(dataset) - 1])[0]
     if _can_be_cut([*samples, end], collate):
         return FirstBatch(batch, collate)
-    return FirstBatch(batch, collate, samples_at_hand(dataset, collate, len(samples)))
+    return FirstBatch(batch, collate, kept_samples(dataset, collate, len(samples)))
 
 
 def _goes_by_name(batch: LoadedBatch, model: nn.Module) -> bool:
@@ -137,18 +137,18 @@ def _input_bytes(batch: LoadedBatch) -> int:
     return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
 
 
-def samples_at_hand(dataset: MapDataset, collate: Collate, samples: int) -> SamplesAtHand:
+def kept_samples(dataset: MapDataset, collate: Collate, samples: int) -> KeptSamples:
     """Samples that are spread over the dataset; the first ones of a dataset that lies in shards."""
-    count = min(AT_HAND, len(dataset))
+    count = min(KEPT_SAMPLES, len(dataset))
     among = count if hasattr(dataset, "shard_sizes") else len(dataset)
     indices = [first for (first,) in spread(among, 1, count)]
-    return SamplesAtHand(read_samples(dataset, indices), collate, samples)
+    return KeptSamples(read_samples(dataset, indices), collate, samples)
 
 
 def _collated(samples: Sequence[Any], collate: Collate, what: str) -> LoadedBatch:
     """A batch of `samples`, which a collate function that takes items out of them leaves as they are."""
     copies = [copy.copy(sample) if isinstance(sample, dict | list) else sample for sample in samples]
-    with preserve_state(nn.Module()), calling_the_users(f"the collate_fn fails on {what}"):
+    with preserve_state(nn.Module()), user_code_errors(f"the collate_fn fails on {what}"):
         return collated(copies, range(len(copies)), collate)
 
 

@@ -203,7 +203,7 @@ def _start_method() -> BaseContext:
     return context
 
 
-def what_is_needed(stage: StageModule, signature: Signature) -> Callable[[LoadedBatch], Batch]:
+def batch_selector(stage: StageModule, signature: Signature) -> Callable[[LoadedBatch], Batch]:
     """Picks, of a loaded micro-batch, the inputs that `stage` reads, and the target where it computes the loss.
 
     `signature`, the model's, gives its inputs their names. Nothing of the stage is held: processes that load are sent

@@ -51,7 +51,7 @@ def is_torchmetric(metric: Any) -> bool:
     return all(hasattr(metric, name) for name in ("update", "compute", "reset", "_defaults", "_reductions"))
 
 
-def _is_evaluates(metric: Any) -> bool:
+def _is_evaluate_metric(metric: Any) -> bool:
     """Return True if `metric` is one that Hugging Face's evaluate loads, or behaves like one."""
     return all(hasattr(metric, name) for name in ("compute", "add_batch")) and not is_torchmetric(metric)
 
@@ -79,7 +79,7 @@ def measure_of(name: str, metric: Any) -> Measure:
     """The metric of that name, one of `made_metrics`, part by part."""
     if is_torchmetric(metric):
         return _Torchmetric(name, metric)
-    return _Evaluates(name, metric) if _is_evaluates(metric) else _Mean(name, metric)
+    return _Evaluates(name, metric) if _is_evaluate_metric(metric) else _Mean(name, metric)
 
 
 def one_number(what: str, value: Any) -> float:
@@ -101,7 +101,7 @@ def total(parts: Sequence[Part], name: str) -> float:
 
 
 def _is_object(metric: Any) -> bool:
-    return is_torchmetric(metric) or _is_evaluates(metric)
+    return is_torchmetric(metric) or _is_evaluate_metric(metric)
 
 
 def _own(name: str, metric: Any) -> Any:

@@ -11,7 +11,7 @@ from funcpipe.training.recipe import OptimizerFactory
 
 
 @in_turn()
-def why_one_stage(factory: OptimizerFactory, shapes: Sequence[ParameterShape]) -> str | None:
+def reason_for_one_stage(factory: OptimizerFactory, shapes: Sequence[ParameterShape]) -> str | None:
     """Return why a model with these trainable parameters must not be cut, in words; None if it may be.
 
     It is cut in the middle, and one parameter behind it: what belongs together may lie on one of these.

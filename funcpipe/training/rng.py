@@ -16,7 +16,7 @@ from torch.utils.data import TensorDataset
 from funcpipe.model.draws import SHARED_GENERATORS, DrawingOperators, layer_seed, module_draw, operator_draw, reseed
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.program import WHOLE
-from funcpipe.training.data import Collate, LoadedBatch, MapDataset, collated, is_torchs
+from funcpipe.training.data import Collate, LoadedBatch, MapDataset, collated, is_default_collate
 from funcpipe.training.tensor_table import TensorTable
 
 _ALL = ("torch", "numpy", "random")
@@ -51,7 +51,7 @@ class SeededDataset:
         batches that have no inputs and target.
         """
         samples = [self[index] for index in indices]
-        if is_torchs(collate):
+        if is_default_collate(collate):
             return collated(samples, indices, collate)
         with SHARED_GENERATORS.loading():
             reseed(layer_seed(self._seed, self._epoch, indices[0], "batch"), _ALL)

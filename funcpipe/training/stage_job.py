@@ -18,7 +18,7 @@ from funcpipe.training.computation import Computation
 from funcpipe.training.data import Batches, LoadedBatch
 from funcpipe.training.data_source import DataSource
 from funcpipe.training.evaluation import StageEvaluation
-from funcpipe.training.loading import Loader, Order, what_is_needed
+from funcpipe.training.loading import Loader, Order, batch_selector
 from funcpipe.training.optimizers import ParameterShape
 from funcpipe.training.parameter_hooks import NamedHooks
 from funcpipe.training.passes import Batch
@@ -98,7 +98,7 @@ class StageJob:
         if self.data is None:
             return None
         order = Order(self.batches(spec), epochs=spec.epochs, replica=spec.replica, replicas=spec.plan.replicas)
-        keep = what_is_needed(stage, self.signature)
+        keep = batch_selector(stage, self.signature)
         return _loader(self.data.open(storage, key_of, meter), order, keep, spec.seed)
 
     def evaluation_loader(
@@ -111,7 +111,7 @@ class StageJob:
             return None
         source = own.data.open(storage, lambda name: key_of(of_evaluation(name)), meter)
         order = Order(own.batches(spec.plan), epochs=1, replica=spec.replica, replicas=spec.plan.replicas)
-        return _loader(source, order, what_is_needed(own.stage, own.signature), spec.seed)
+        return _loader(source, order, batch_selector(own.stage, own.signature), spec.seed)
 
 
 def _loader(source: DataSource, order: Order, keep: Callable[[LoadedBatch], Batch], seed: int) -> Loader:

@@ -24,7 +24,7 @@ _log = logging.getLogger(__name__)
 def main(payload: str, *, open_storage: OpenStorage, open_platform: OpenPlatform, invoked: Invoked) -> None:
     """Run the attempt described by `payload`, the JSON of a WorkerSpec. Ends with exit code 1 after a failure."""
     spec = from_text(WorkerSpec, payload, source="the invocation payload")
-    allocator.settle()
+    allocator.configure()
     torch.set_num_threads(1)
     with in_function(run=spec.run, worker=spec.worker, attempt=spec.attempt, levels=spec.log_level):
         storage = open_storage(spec.storage, retry_s=spec.message_deadline_s, meter=invoked.meter)

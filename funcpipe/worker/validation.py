@@ -17,7 +17,7 @@ from collections.abc import Callable
 
 from funcpipe.core import Outcome, ValidationReport, WorkerSpec, worker_name
 from funcpipe.core.backoff import Backoff
-from funcpipe.core.validation import LOSS, is_due, judged
+from funcpipe.core.validation import LOSS, is_due, next_report
 from funcpipe.errors import Cancelled, DeadlineExceeded, KeyMissing
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoints import Checkpoints
@@ -174,7 +174,7 @@ class Validator:
         parts = [self._parts[key] if key in self._parts else get_part(self._storage, key) for key in keys]
         self._parts = {}
         samples, values = self._runner.scores.values(parts, loss=LOSS)
-        report = judged(self._evaluation.monitor, self._before(step), step=step, samples=samples, values=values)
+        report = next_report(self._evaluation.monitor, self._before(step), step=step, samples=samples, values=values)
         report = put_report(self._storage, self._keys, report)
         own = self._keys.parts_of(step)
         outdated = [key for key in self._storage.list(self._keys.all_parts) if key < own]

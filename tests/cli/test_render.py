@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from funcpipe.cli import render
-from funcpipe.cli.render.runs import doing
 from funcpipe.cli.render.table import Column, print_table
 from funcpipe.cli.render.terminal import Terminal
 from funcpipe.client.run_status import RunStatus, WorkerStatus

@@ -13,7 +13,7 @@ from funcpipe.core.run_key import RunKey
 from funcpipe.core.user_folders import temporary_folder
 from funcpipe.errors import InputError
 from funcpipe.history.journal import append, filing, history_file, read_history
-from funcpipe.platforms.local.log_files import CLIENT, kept_by_client, log_file
+from funcpipe.platforms.local.log_files import CLIENT, keep_client_log, log_file
 from funcpipe.platforms.local.output import FunctionOutput
 from funcpipe.runstate.generations import reserve_generation
 from funcpipe.runstate.keyring import KeyFolder, signed
@@ -66,7 +66,7 @@ def test_a_key_in_the_environment_needs_no_folder(monkeypatch: pytest.MonkeyPatc
 
 
 def test_logs_are_done_without(caplog: pytest.LogCaptureFixture) -> None:
-    with kept_by_client("run-1"):
+    with keep_client_log("run-1"):
         logging.getLogger("funcpipe").warning("it goes on")
     assert "the log of run run-1 is not kept: " in caplog.text
     assert "FUNCPIPE_LOG_DIR names another folder" in caplog.text
@@ -82,7 +82,7 @@ def test_a_log_that_another_user_has_is_done_without(
 ) -> None:
     monkeypatch.setenv("FUNCPIPE_LOG_DIR", str(tmp_path))
     log_file("run-1", CLIENT).mkdir()  # there is a folder for the run, and no file of it can be opened
-    with kept_by_client("run-1"):
+    with keep_client_log("run-1"):
         pass
     assert "the log of run run-1 is not kept: " in caplog.text
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn, optim
 from funcpipe import FuncPipe, Pins
 from funcpipe.core import Plan, Routes
 from funcpipe.errors import Infeasible, PlanError
-from funcpipe.training.optimizer_division import check_sharding, check_stages, why_one_stage
+from funcpipe.training.optimizer_division import check_sharding, check_stages, reason_for_one_stage
 from funcpipe.training.optimizers import ParameterShape, trainable_shapes
 from tests.jobs.scripts import EQUAL, Script, run_over_functions, run_script, worst_difference
 from tests.jobs.test_scripts import Residual, vectors
@@ -260,7 +260,9 @@ def test_what_looks_at_all_parameters_is_refused_in_several_stages(name: str, sh
     with pytest.raises(PlanError, match=f"the optimiser, {name}, does not train in the 2 stages .* depends on the par"):
         check_stages(TOGETHER[name], shapes, halves(), together=ENDS)
     check_stages(TOGETHER[name], shapes, [NAMES], together=ENDS)
-    assert "for more stages, choose one that updates each parameter" in (why_one_stage(TOGETHER[name], shapes) or "")
+    assert "for more stages, choose one that updates each parameter" in (
+        reason_for_one_stage(TOGETHER[name], shapes) or ""
+    )
 
 
 @pytest.mark.parametrize("shapes", [SHAPES, LARGE], ids=["small", "large"])
@@ -339,7 +341,7 @@ def test_ordinary_optimisers_are_not_refused() -> None:
         for stages in ([NAMES[:2], NAMES[2:3], NAMES[3:]], [NAMES[1:], [NAMES[0]]]):
             check_stages(factory, SHAPES, stages, together=ENDS)
         check_stages(factory, LARGE, halves(), together=ENDS)
-        assert why_one_stage(factory, LARGE) is None, name
+        assert reason_for_one_stage(factory, LARGE) is None, name
     assert torch.equal(torch.get_rng_state(), before[0])
     assert torch.get_num_threads() == before[1]
 

@@ -12,12 +12,12 @@ from funcpipe.platforms.allocator import environment
 WORK = """
 import torch
 from torch import nn
-from funcpipe.platforms.allocator import settle
+from funcpipe.platforms.allocator import configure
 from funcpipe.platforms.memory import peak_memory_bytes
 from funcpipe.profiler.remote.exercise import exercise
 from funcpipe.profiler.live import live_bytes
 
-settle()
+configure()
 torch.set_num_threads(1)
 layers = [nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU()) for _ in range(12)]
 network = nn.Sequential(*layers)

@@ -7,7 +7,7 @@ import pytest
 from funcpipe.core import Invocation, ProbeSpec
 from funcpipe.errors import PlatformBusy, PlatformError, PlatformRefused
 from funcpipe.platforms.base import Handle
-from funcpipe.platforms.starting import START_WITHIN_S, invoke_patiently
+from funcpipe.platforms.starting import START_WITHIN_S, invoke_with_retry
 from tests.platforms.clock import Clock
 from tests.recording import Recording
 
@@ -29,7 +29,7 @@ class Failing(Recording):
 
 
 def started(platform: Failing, clock: Clock) -> Handle:
-    return invoke_patiently(platform, WORKER, clock=clock, sleep=clock.sleep)
+    return invoke_with_retry(platform, WORKER, clock=clock, sleep=clock.sleep)
 
 
 def test_a_function_is_started_once_the_platform_is_no_longer_busy(caplog: pytest.LogCaptureFixture) -> None:

@@ -14,7 +14,7 @@ from funcpipe.model.split import split
 from funcpipe.training.batchnorm import RunningStatistics
 from funcpipe.training.data import Batches, load_batch
 from funcpipe.training.data_source import LoaderOptions
-from funcpipe.training.loading import Loader, Order, what_is_needed
+from funcpipe.training.loading import Loader, Order, batch_selector
 from funcpipe.training.passes import Batch
 from funcpipe.training.rng import SeededDataset
 
@@ -92,10 +92,10 @@ def test_stages_keep_what_they_read_and_the_last_one_the_target() -> None:
     graph = trace(nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2)), (torch.zeros(2, 3),))
     first, last = split(graph, [(0, 2), (2, 3)])
     loaded = load_batch([(torch.ones(3), i) for i in range(4)], [1, 3])
-    inputs, target = what_is_needed(first, graph.signature)(loaded)
+    inputs, target = batch_selector(first, graph.signature)(loaded)
     assert [tensor.shape for tensor in inputs.values()] == [(2, 3)]
     assert target is None
-    inputs, target = what_is_needed(last, graph.signature)(loaded)
+    inputs, target = batch_selector(last, graph.signature)(loaded)
     assert inputs == {}
     assert target.tolist() == [1, 3]
 
@@ -105,7 +105,7 @@ def test_processes_that_load_are_sent_nothing_of_their_stage() -> None:
     (stage,) = split(graph, [(0, len(graph.layers))])
     assert stage.statistics
     statistics = RunningStatistics(stage, stage.statistics)  # whose hook cannot be pickled
-    sent = cloudpickle.dumps(what_is_needed(stage, graph.signature))
+    sent = cloudpickle.dumps(batch_selector(stage, graph.signature))
     assert len(sent) < 2_000 < 512 * 512
     loaded = load_batch([(torch.ones(512), i) for i in range(2)], [0, 1])
     assert torch.equal(cloudpickle.loads(sent)(loaded)[0]["input"], torch.ones(2, 512))

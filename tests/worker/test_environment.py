@@ -31,7 +31,7 @@ from funcpipe.platforms import allocator
 from funcpipe.platforms.entry import function
 for file in sys.argv[1:]:
     function.main(Path(file).read_text())
-    function.let_go()
+    function.free_memory()
     from funcpipe.comm.channel import Channel
     from funcpipe.runstate.lease import Lease
     from funcpipe.training.computation import Computation
@@ -41,7 +41,7 @@ for file in sys.argv[1:]:
     if file == sys.argv[1]:
         hungry = bytearray(b"1") * 300_000_000  # as another function here might have been
         del hungry
-        allocator.release()
+        allocator.trim()
 """
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from funcpipe.core.streams import leave_unread
+from funcpipe.core.streams import discard_output
 from funcpipe.core.texts import printable
 
 
@@ -41,4 +41,4 @@ class Terminal(Console):
     def on_broken_pipe(self) -> None:
         """Show no more, as its reader, such as `head`, has read enough; the command goes on to its end."""
         self.quiet = True
-        leave_unread(self.file)
+        discard_output(self.file)

@@ -10,7 +10,7 @@ from funcpipe.core import PlatformSpec
 from funcpipe.errors import PlatformError, PlatformRefused
 from funcpipe.platforms.aws.account import Account, advice, explained
 from funcpipe.platforms.aws.functions import bucket_name
-from funcpipe.platforms.aws.image import Workshop, ensure_image, image_bytes
+from funcpipe.platforms.aws.image import BuildProject, ensure_image, image_bytes
 from funcpipe.platforms.aws.quotas import BUILDS, notices
 from funcpipe.platforms.aws.resources import IMAGE_PARAMETER, SECRET_PARAMETER, Node
 from funcpipe.platforms.aws.template import WATCHDOG_MB, Shape, log_group, template_text
@@ -100,17 +100,17 @@ class Deployer:
             self._check_account(shape)
             self._say("creating bucket, roles, repository, logs and build project")
             stack = self._change(self._stacks.create_stack, shape.name, text, image="")
-        shop = _workshop(shape.name, stack)
-        image = ensure_image(self._account, shop, package, say=self._say, sleep=self._sleep, docker=self._docker)
+        project = _build_project(shape.name, stack)
+        image = ensure_image(self._account, project, package, say=self._say, sleep=self._sleep, docker=self._docker)
         if not self._is(stack, text, image):
             self._say(f"making functions of {', '.join(map(str, shape.memory_mb))} MB")
             self._change(self._stacks.update_stack, shape.name, text, image=image)
         return Deployed(
             name=shape.name,
             region=self._account.region,
-            bucket=shop.bucket,
+            bucket=project.bucket,
             image=image,
-            image_bytes=image_bytes(self._account, shop, package.digest) or 0,
+            image_bytes=image_bytes(self._account, project, package.digest) or 0,
             memory_mb=shape.memory_mb,
             watchdog=shape.watchdog,
             keep_days=shape.keep_days,
@@ -253,6 +253,6 @@ def _moves(stack: Stack) -> bool:
     return bool(status.endswith("_IN_PROGRESS")) and status != "REVIEW_IN_PROGRESS"
 
 
-def _workshop(name: str, stack: Stack) -> Workshop:
+def _build_project(name: str, stack: Stack) -> BuildProject:
     outputs = {item["OutputKey"]: item["OutputValue"] for item in stack["Outputs"]}
-    return Workshop(name=name, bucket=outputs["Bucket"], repository=outputs["Repository"])
+    return BuildProject(name=name, bucket=outputs["Bucket"], repository=outputs["Repository"])

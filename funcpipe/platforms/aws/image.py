@@ -16,7 +16,7 @@ _POLL_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workshop:
+class BuildProject:
     """The place of an image: outputs of a deployment's stack, whose `name` is also the build project's."""
 
     name: str
@@ -31,7 +31,7 @@ def lambda_package(extra: Sequence[str] = (), base: str | None = None) -> Packag
 
 def ensure_image(
     account: Account,
-    shop: Workshop,
+    project: BuildProject,
     package: Package,
     *,
     say: Callable[[str], None],
@@ -39,22 +39,22 @@ def ensure_image(
     docker: Docker,
 ) -> str:
     """The URI of the image of `package`, which is built only if the repository has none with its digest as tag."""
-    image = f"{shop.repository}:{package.digest}"
-    if image_bytes(account, shop, package.digest) is not None:
+    image = f"{project.repository}:{package.digest}"
+    if image_bytes(account, project, package.digest) is not None:
         say(f"the image {package.digest} is there")
     elif docker.runs():
         say(f"building the image {package.digest} with {docker.program}")
         _build_here(account, image, package, docker)
     else:
         say(f"building the image {package.digest} in the cloud (CodeBuild), since no docker runs here")
-        _build_there(account, shop, image, package, sleep)
+        _build_there(account, project, image, package, sleep)
     return image
 
 
-def image_bytes(account: Account, shop: Workshop, tag: str) -> int | None:
+def image_bytes(account: Account, project: BuildProject, tag: str) -> int | None:
     """Return the bytes that the repository keeps of the image with `tag`; None if it has none."""
     registry = account.client("ecr")
-    name = shop.repository.partition("/")[2]
+    name = project.repository.partition("/")[2]
     with explained(f"looking for the image {tag}"):
         try:
             found = registry.describe_images(repositoryName=name, imageIds=[{"imageTag": tag}])
@@ -73,34 +73,34 @@ def _build_here(account: Account, image: str, package: Package, docker: Docker) 
 
 
 def _build_there(
-    account: Account, shop: Workshop, image: str, package: Package, sleep: Callable[[float], None]
+    account: Account, project: BuildProject, image: str, package: Package, sleep: Callable[[float], None]
 ) -> None:
     key = f"{SOURCES}/{package.digest}.zip"
     with explained("uploading what the image is made from"):
-        account.client("s3").put_object(Bucket=shop.bucket, Key=key, Body=package.archive())
+        account.client("s3").put_object(Bucket=project.bucket, Key=key, Body=package.archive())
     builder: Any = account.client("codebuild")
     with explained("building the image"):
         build = builder.start_build(
-            projectName=shop.name,
+            projectName=project.name,
             sourceTypeOverride="S3",
-            sourceLocationOverride=f"{shop.bucket}/{key}",
+            sourceLocationOverride=f"{project.bucket}/{key}",
             environmentVariablesOverride=[{"name": "IMAGE", "value": image, "type": "PLAINTEXT"}],
         )["build"]
         while build["buildStatus"] == "IN_PROGRESS":
             sleep(_POLL_S)
             build = builder.batch_get_builds(ids=[build["id"]])["builds"][0]
-    if build["buildStatus"] != "SUCCEEDED" and image_bytes(account, shop, package.digest) is None:
-        raise _build_failed(account, shop, build)
+    if build["buildStatus"] != "SUCCEEDED" and image_bytes(account, project, package.digest) is None:
+        raise _build_failed(account, project, build)
 
 
-def _build_failed(account: Account, shop: Workshop, build: dict[str, Any]) -> PlatformError | PlatformRefused:
+def _build_failed(account: Account, project: BuildProject, build: dict[str, Any]) -> PlatformError | PlatformRefused:
     """The error of a build that failed, with what it said last. (It does not matter if another one has succeeded.)"""
     stream = build.get("logs", {}).get("streamName")
     lines: list[str] = []
     if stream is not None:
         with explained("reading what the build said"):
             events = account.client("logs").get_log_events(
-                logGroupName=log_group(shop.name), logStreamName=stream, limit=30
+                logGroupName=log_group(project.name), logStreamName=stream, limit=30
             )["events"]
         lines = [event["message"].rstrip() for event in events]
     text = "\n".join([f"the build {build['id']} has {build['buildStatus'].lower()}:", *lines])

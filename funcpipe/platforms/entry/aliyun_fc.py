@@ -56,7 +56,7 @@ class Handler(BaseHTTPRequestHandler):
     def _invoke(self, payload: str, invoked: Invoked) -> None:
         self._take_credentials()
         failure = _run(payload, invoked)
-        entry.let_go()
+        entry.free_memory()
         if failure is None:
             self._answer(_DONE, {"done": True})
         else:

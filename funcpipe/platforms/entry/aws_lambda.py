@@ -37,7 +37,7 @@ def handler(event: dict[str, Any], context: Context) -> dict[str, str]:
     try:
         _run(json.dumps(event), context.aws_request_id, invoked)
     finally:
-        entry.let_go()
+        entry.free_memory()
     return {"invocation": context.aws_request_id}
 
 

@@ -79,14 +79,14 @@ def run(payload: str, invoked: Invoked) -> None:
             raise WorkerFailed(f"the worker ended with exit code {end.code}; its report is in the storage") from None
 
 
-def let_go() -> None:
+def free_memory() -> None:
     """Free what no object holds any more: an invocation is over, its environment awaits the next.
 
     The caller holds nothing of the invocation: a client of a cloud is a circle of objects of some 10 MB, which
     only the collector takes apart.
     """
     gc.collect()
-    allocator.release()
+    allocator.trim()
 
 
 def stop_key(invocation: str) -> str:

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from funcpipe.core.signals import leave_ending_to_others
+from funcpipe.core.signals import ignore_ending_signals
 from funcpipe.platforms.local.function import HOST, SERVER, end_after, name_process
 
 _MAIN = (
@@ -224,7 +224,7 @@ def main(control: int, preload: Sequence[str]) -> None:
     os.set_blocking(woken, False)
     signal.set_wakeup_fd(wake)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    leave_ending_to_others()
+    ignore_ending_signals()
     hosts: dict[int, socket.socket] = {}
     with socket.socket(fileno=control) as requests, selectors.DefaultSelector() as selector:
         selector.register(requests, selectors.EVENT_READ)

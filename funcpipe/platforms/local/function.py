@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from funcpipe.core.signals import ENDING, leave_ending_to_others
+from funcpipe.core.signals import ENDING, ignore_ending_signals
 from funcpipe.platforms.base import Cause, State, Status
 
 SERVER, HOST, FUNCTION = "funcpipe-fork", "funcpipe-host", "funcpipe-func"
@@ -78,7 +78,7 @@ def _become_function(work: Callable[[], None], lifeline: int) -> None:
     name_process(FUNCTION)
     signal.set_wakeup_fd(-1)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    leave_ending_to_others()  # this function's host, which ends it with its whole group
+    ignore_ending_signals()  # this function's host, which ends it with its whole group
     os.register_at_fork(after_in_child=_end_as_asked)
     threading.Thread(target=_end_with, args=(lifeline,), name="funcpipe-watch", daemon=True).start()
     work()

@@ -38,7 +38,7 @@ def log_file(run: str, name: str) -> Path:
 
 
 @contextmanager
-def kept_by_client(run: str) -> Iterator[None]:
+def keep_client_log(run: str) -> Iterator[None]:
     """Keep the log of this process, the client of `run`, as its functions' logs are kept."""
     with ExitStack() as stack:
         try:

@@ -172,7 +172,7 @@ def local_functions(
             shutil.rmtree(folder, ignore_errors=True)  # it is gone unless the host was killed
 
 
-def expect_functions(preload: Sequence[str]) -> None:
+def preload_functions(preload: Sequence[str]) -> None:
     """Begin to load what functions with this `preload` need, in another process: they are wanted in a while."""
     begin_to_load((*preload, _HOST_MODULE), environment())
 

@@ -22,4 +22,4 @@ def run_function(host: str, namespace: str, name: str, payload: str, memory_byte
     invoked = Invoked()
     with printed_in_order(), MemoryWatch(invoked.memory, memory_bytes, report):
         entry.run(payload, invoked)
-    entry.let_go()
+    entry.free_memory()

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from funcpipe.core import ProbeSpec
 from funcpipe.errors import KeyMissing, WorkerFailed
 from funcpipe.platforms.base import Cause, Handle, Platform, State, Status, Storage
-from funcpipe.platforms.starting import invoke_patiently
+from funcpipe.platforms.starting import invoke_with_retry
 from funcpipe.profiler.remote import keys
 from funcpipe.profiler.remote.budget import Budget
 
@@ -44,7 +44,7 @@ def run_probes(
         while waiting or running:
             while waiting and len(running) < at_once:
                 probe, now_s = waiting.pop(), time.time()
-                running[invoke_patiently(platform, probe)] = (probe, now_s)
+                running[invoke_with_retry(platform, probe)] = (probe, now_s)
             time.sleep(POLL_S)
             for handle, (probe, invoked_at_s) in list(running.items()):
                 status, seconds = platform.status(handle), time.time() - invoked_at_s

@@ -24,7 +24,7 @@ def main(payload: str, *, open_storage: Callable[[str], Storage]) -> None:
     """Measure what `payload`, the JSON of a ProbeSpec, asks for. Ends with exit code 1 after a failure."""
     started_at_s = time.time()
     spec = from_text(ProbeSpec, payload, source="the invocation payload")
-    allocator.settle()
+    allocator.configure()
     torch.set_num_threads(1)
     with in_function(run=spec.run, worker=spec.worker, attempt=0):
         _measure(spec, open_storage(spec.storage), started_at_s)

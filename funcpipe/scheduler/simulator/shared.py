@@ -29,7 +29,7 @@ from funcpipe.scheduler.simulator.compiled_graph import CompiledGraph
 from funcpipe.scheduler.simulator.costs import Costs
 from funcpipe.scheduler.simulator.disturbances import Disturbances
 from funcpipe.scheduler.simulator.fair_share import EventQueue, FairShare, Unshared
-from funcpipe.scheduler.simulator.timeline import Stint
+from funcpipe.scheduler.simulator.timeline import LostAttempt
 
 _FREE, _CONTENDED = 0, 1
 
@@ -73,7 +73,7 @@ class SharedSimulator:
         self.deaths = [0] * workers
         self.starts_s = [-1.0] * count
         self.ends_s = [-1.0] * count
-        self.lost: list[Stint] = []
+        self.lost: list[LostAttempt] = []
 
     def _share(self, limits: Sequence[float], factors: Sequence[float], capacity: float | None) -> FairShare | Unshared:
         return Unshared(limits, factors, self._events) if capacity is None else FairShare(limits, factors, capacity)
@@ -209,7 +209,7 @@ class SharedSimulator:
             if self._graph.worker_of[later] == worker:
                 self._waits[later] += 1
         if start_s >= 0:
-            self.lost.append(Stint(task, start_s, end_s if end_s >= 0 else self._now_s, self.deaths[worker]))
+            self.lost.append(LostAttempt(task, start_s, end_s if end_s >= 0 else self._now_s, self.deaths[worker]))
         if self._working[task]:
             self._stop_work(task)
         self._events.drop(task)

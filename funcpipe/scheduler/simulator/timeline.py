@@ -9,7 +9,7 @@ from funcpipe.scheduler.simulator.costs import Costs
 
 
 @dataclass(frozen=True, slots=True)
-class Stint:
+class LostAttempt:
     """One run of a task, at `position` in the graph; `attempt` counts the earlier deaths of its worker."""
 
     position: int
@@ -30,7 +30,7 @@ class Timeline:
     starts_s: Sequence[float]
     ends_s: Sequence[float]
     attempts: Sequence[int]
-    lost: tuple[Stint, ...] = ()
+    lost: tuple[LostAttempt, ...] = ()
 
     @property
     def duration_s(self) -> float:
@@ -44,7 +44,7 @@ class Timeline:
 
     def _events(self, step: int) -> Iterator[Event]:
         kept = (
-            Stint(position, *when)
+            LostAttempt(position, *when)
             for position, when in enumerate(zip(self.starts_s, self.ends_s, self.attempts, strict=True))
         )
         resources = {task.kind: task.kind.resource for task in self.graph.tasks}

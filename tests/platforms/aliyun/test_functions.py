@@ -24,7 +24,7 @@ from funcpipe.platforms.base import Cause, Handle, State, Status
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.local.files import FileStorage
 from funcpipe.platforms.shared.polling import BUSY_FOR_S, Polling
-from funcpipe.platforms.starting import invoke_patiently
+from funcpipe.platforms.starting import invoke_with_retry
 from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.run_keys import NONCE, signed_for_tests
@@ -140,7 +140,7 @@ def test_a_function_that_finds_no_room_is_started_later_and_once(
     cloud.refuse = lambda call: (
         "ResourceExhausted" if call == "InvokeFunction" and cloud.calls.count(call) < 6 else None
     )
-    handle = invoke_patiently(platform, worker(platform, url, small.sleeping_loss))
+    handle = invoke_with_retry(platform, worker(platform, url, small.sleeping_loss))
     assert len(cloud.tasks) == 1
     assert "worker s0.r0 cannot be started for now" in caplog.text
     assert "ResourceExhausted" in caplog.text

@@ -23,7 +23,7 @@ from funcpipe.platforms.base import Cause, Handle, State, Status, Storage
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.platforms.shared.key_wrap import SECRET, KeyWrap
 from funcpipe.platforms.shared.polling import Polling
-from funcpipe.platforms.starting import invoke_patiently
+from funcpipe.platforms.starting import invoke_with_retry
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.run_keys import NONCE, RUN_KEY
 from tests.cloud_emulation.aws import AwsCloud
@@ -150,7 +150,7 @@ def test_a_function_that_finds_no_room_is_started_later(
         return "TooManyRequestsException" if call.endswith("/invocations") and cloud.calls.count(call) < 6 else None
 
     cloud.refuse = refuse
-    handle = invoke_patiently(platform, spec(open_storage(STORAGE)))
+    handle = invoke_with_retry(platform, spec(open_storage(STORAGE)))
     assert ended(platform, handle).state is State.DONE
     assert "worker s0.r0 cannot be started for now" in caplog.text
     assert "(the account's concurrency is used up)" in caplog.text

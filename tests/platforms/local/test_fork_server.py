@@ -13,7 +13,7 @@ import pytest
 from funcpipe.platforms.base import State
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.local.fork_server import fork_host
-from funcpipe.platforms.local.platform import LocalPlatform, expect_functions, local_functions
+from funcpipe.platforms.local.platform import LocalPlatform, local_functions, preload_functions
 from funcpipe.testing.processes import children, hosts_of, runs
 from tests.platforms.local.test_local import ended, functions, sleep, succeed, worker
 from tests.support.waiting import wait_until
@@ -140,14 +140,14 @@ def test_a_server_loads_nothing_of_the_folder_that_it_is_started_in(
 def test_a_server_that_is_not_needed_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "loads_for_ever.py").write_text("import threading; threading.Event().wait()")
     monkeypatch.syspath_prepend(tmp_path)
-    expect_functions(("loads_for_ever",))
+    preload_functions(("loads_for_ever",))
 
     def loading() -> list[int]:
         return [pid for pid in children(os.getpid()) if "loads_for_ever" in Path(f"/proc/{pid}/cmdline").read_text()]
 
     wait_until(lambda: bool(loading()))
     monkeypatch.setenv("OF_THIS_TEST", "2")
-    expect_functions(())
+    preload_functions(())
     assert not loading()
 
 

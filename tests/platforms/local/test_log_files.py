@@ -185,7 +185,7 @@ def test_where_no_log_can_be_kept_functions_run_and_a_warning_says_so(
         with pytest.warns(UserWarning, match="the logs of functions are not kept: .*Not a directory"):
             handle = platform.invoke(worker())
         assert ended(platform, handle).state is State.DONE
-    with log_files.kept_by_client("run-1"):
+    with log_files.keep_client_log("run-1"):
         pass
     assert "the log of run run-1 is not kept" in caplog.text
     assert list(read_logs("run-1")) == []
