@@ -195,7 +195,7 @@ class Channel:
         return self._estimator.deadline_s - (now_s - max(began_s, self._restarted_s))
 
     def _check_restarts(self, now_s: float) -> None:
-        """Asked at the end of a deadline only, as it costs a listing."""
+        """Note functions that were started meanwhile; at the end of a deadline only, as it costs a listing."""
         started = frozenset(self._started())
         if started - self._known:
             _log.info("deadlines count afresh, as functions were started meanwhile: %s", sorted(started - self._known))

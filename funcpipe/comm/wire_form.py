@@ -147,7 +147,6 @@ def _pieces(size: int) -> Iterator[tuple[int, int]]:
 
 
 def _copy(data: memoryview, into: Tensor) -> None:
-    """Write `data` to the beginning of `into`."""
     _bytes_of(into).numpy().data[: data.nbytes] = data
 
 

@@ -86,5 +86,4 @@ class Routed:
         return self._stores[kind_of(key)]
 
     def _each(self) -> Iterator[Storage]:
-        """Every storage once."""
         return iter({id(store): store for store in self._stores.values()}.values())

@@ -240,5 +240,4 @@ class Checkpoints:
 
 
 def _step_of(key: str) -> int:
-    """The step of a mark."""
     return int(key.rpartition(".")[2])

@@ -66,6 +66,5 @@ def _mark(prefix: str) -> str:
 
 
 def _is_mark(key: str) -> bool:
-    """Return True if the object `key` is the mark of a generation."""
     keys = generation_of(key.removeprefix(MARKS))
     return keys is not None and key == _mark(keys.prefix)

@@ -177,7 +177,6 @@ class OwnerLease(Fence):
 
 
 def _list_leases(storage: Storage, keys: OwnerKeys) -> dict[str, int]:
-    """The numbers of all owners' leases, by their keys."""
     found = find_objects(storage, keys.owner_leases).own
     return {key: int(key.removeprefix(keys.owner_leases).partition(".")[0]) for key in found}
 

@@ -70,7 +70,6 @@ def described(leaf: Any) -> str:
 
 
 def _joined(name: str, parts: Sequence[Any], samples: Sequence[int], dim: int | None) -> Any:
-    """One leaf of the whole batch."""
     if dim is None:
         for part, count in zip(parts, samples, strict=True):
             if not _equal(parts[0], part):

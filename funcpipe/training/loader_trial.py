@@ -74,7 +74,6 @@ class _Tried(Samples):
     """Samples whose batches must reach another process: one that cannot be pickled would be awaited for ever."""
 
     def __getitems__(self, request: Request) -> Loaded:
-        """The micro-batch that is asked for."""
         loaded = super().__getitems__(request)
         ForkingPickler.dumps(loaded)
         return loaded
@@ -92,7 +91,6 @@ class _Unpickled:
         return samples
 
     def __getitems__(self, request: Request) -> Loaded:
-        """The micro-batch that is asked for."""
         return self._own.__getitems__(request)
 
     def begin(self, number: int) -> None:

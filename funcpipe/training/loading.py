@@ -153,7 +153,6 @@ class Samples(Dataset[Any]):
             self._begin(number)
 
     def __getitems__(self, request: Request) -> Loaded:
-        """The micro-batch that is asked for."""
         began_s = time.monotonic()
         seeded = SeededDataset(self._dataset, self._seed, request.epoch)
         batch = self._keep(seeded.batch(request.indices, self._collate))

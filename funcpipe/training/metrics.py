@@ -145,8 +145,6 @@ def _compared(output: Any) -> Any:
 
 
 class _Mean:
-    """A function's mean over samples."""
-
     def __init__(self, name: str, function: MetricFunction) -> None:
         self._name, self._function = name, function
         self._sum = 0.0

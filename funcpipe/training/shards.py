@@ -126,7 +126,6 @@ class ShardedEpoch:
         return position // self._order.micro_batch % self._order.lanes
 
     def _take(self, lane: _Lane, number: int) -> list[int]:
-        """Return a lane's samples for the global batch of that number."""
         begin, stop = lane.start + number * lane.width, lane.start + (number + 1) * lane.width
         taken: list[int] = []
         while begin < stop:

@@ -112,7 +112,7 @@ def _real(name: str) -> Any:
 
 
 def _graph_break(msg: str = "") -> None:
-    """Does nothing: no graph is being compiled."""
+    """Do nothing: no graph is being compiled."""
 
 
 def _disable(fn: Any = None, *arguments: Any, **options: Any) -> Any:

@@ -137,7 +137,7 @@ class Deployer:
         return Bucket(name, endpoint=self._oss, region=self._account.region)
 
     def _ensure_role(self, shape: Shape, bucket: str) -> str:
-        """The functions' role, with the policy of their rights; its name in full."""
+        """Create or update the functions' role, with the policy of their rights; returns its name in full."""
         account = self._account
         role = role_name(shape.name, account.region)
         found = self._unless_missing("GetRole", {"RoleName": role})
@@ -232,7 +232,6 @@ class Deployer:
                 self._client.update_trigger(function, template.TIMER, models.UpdateTriggerRequest(body=body))
 
     def _functions(self, name: str) -> list[str]:
-        """The names of a deployment's functions."""
         return [function.function_name for function in self._account.deployed(name)]
 
     def _delete_function(self, name: str) -> None:

@@ -165,7 +165,6 @@ class AliyunPlatform:
                     raise
 
     def _poll(self, handle: Handle) -> None:
-        """Ask for the state of a function."""
         function, task = handle.name.split("/")
         with explained(f"asking for the state of {handle.name}"):
             found = self._client.get_async_task(function, task, models.GetAsyncTaskRequest()).body

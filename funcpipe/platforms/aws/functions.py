@@ -210,7 +210,6 @@ class AwsPlatform:
             wake(self._lambda, names, self._polling, remedy=remedy)
 
     def _configuration(self, function: str) -> Any:
-        """Return Lambda's configuration of a function; None where there is none."""
         with explained(f"looking at {function}"):
             try:
                 return self._lambda.get_function_configuration(FunctionName=function)

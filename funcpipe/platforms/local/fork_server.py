@@ -145,7 +145,6 @@ class _Fork:
 
 
 def _spawn(preload: Sequence[str], environment: Mapping[str, str], control: int) -> _Process:
-    """Start a server as a new process."""
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _MAIN, json.dumps(sys.path), str(control), json.dumps(preload)],
         stdin=subprocess.DEVNULL,
@@ -156,7 +155,6 @@ def _spawn(preload: Sequence[str], environment: Mapping[str, str], control: int)
 
 
 def _fork(preload: Sequence[str], as_new: Callable[[], object], control: int) -> _Process:
-    """Start a server as a fork of this process."""
     sys.stdout.flush()
     sys.stderr.flush()
     pid = os.fork()

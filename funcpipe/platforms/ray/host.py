@@ -101,7 +101,6 @@ class FunctionHost:
                 await asyncio.wait_for(function.ended.wait(), _STOP_AGAIN_S)
 
     async def _follow(self, function: _Function) -> None:
-        """Note how a function ends."""
         try:
             await function.task
             function.status = Status(state=State.DONE)

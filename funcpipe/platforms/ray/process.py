@@ -42,7 +42,7 @@ class MemoryWatch:
         *,
         end: Callable[[int], object] = os._exit,
     ) -> None:
-        """None is no limit."""
+        """Watch nothing if `memory_bytes` is None."""
         self._memory = memory
         self._memory_bytes = memory_bytes
         self._report = report

@@ -131,7 +131,7 @@ def _entry(path: str, mode: int) -> zipfile.ZipInfo:
 
 
 def _dockerfile(command: Sequence[str], base: str | None) -> str:
-    """Raises InvalidValue for a `base` that names no image."""
+    """Return the Dockerfile. Raises InvalidValue for a `base` that names no image."""
     if base is not None and not _IMAGE.fullmatch(base):
         rule = "must be an image's name, such as python:3.11-slim@sha256:…, whose digest has 64 hexadecimal digits"
         raise InvalidValue("base image", base, rule)

@@ -59,7 +59,7 @@ class IndependentSimulator:
         return self._starts_s, ends_s
 
     def _begin(self, task: int, now_s: float) -> None:
-        """Everything that `task` needs has ended."""
+        """Queue `task`: everything that it needs has ended."""
         graph = self._graph
         lane = graph.lane[task]
         if lane < 0:
@@ -81,7 +81,7 @@ class IndependentSimulator:
             self._start(task, now_s)
 
     def _start(self, task: int, now_s: float) -> None:
-        """`task` gets its lane."""
+        """Start `task`, which has its lane now."""
         if self._graph.side_by_side[task]:
             heappush(self._coming, (now_s + self._body_s[task], task))
         else:

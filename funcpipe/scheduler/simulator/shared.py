@@ -110,7 +110,7 @@ class SharedSimulator:
             self._move_body(task)
 
     def _begin(self, task: int) -> None:
-        """Everything that `task` needs has ended."""
+        """Queue `task`: everything that it needs has ended."""
         if self._graph.side_by_side[task]:
             self.starts_s[task] = self._now_s
             self._events.set(self._now_s + self._seconds[task], task)
@@ -133,7 +133,7 @@ class SharedSimulator:
             self._start(heapq.heappop(self._queues[lane]))
 
     def _start(self, task: int) -> None:
-        """`task` gets its lane."""
+        """Start `task`, which has its lane now."""
         if self._graph.side_by_side[task]:
             self._move_body(task)
             return

@@ -53,7 +53,7 @@ def held(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
     monkeypatch.setenv(aws_lambda.CONTROL, "control")
     for module in (aws_lambda, function):
         monkeypatch.setattr(module, "open_storage", open_storage)
-    monkeypatch.setattr(allocator, "release", lambda: held.append(len(opened)))
+    monkeypatch.setattr(allocator, "trim", lambda: held.append(len(opened)))
     return held
 
 
