@@ -67,7 +67,7 @@ class ArrivalEstimator:
         return max(pause_s - trip_s, self.least_s)
 
     def _long_pause_s(self, late_s: float) -> float:
-        """The pause that costs least in a wait for what is `late_s` late already."""
+        """Return the pause that costs least in a wait for what is `late_s` late already."""
         if not self.idle_usd_s:
             return _LEAST_LONG_S
         return min(max(sqrt(2 * self.empty_get_usd * late_s / self.idle_usd_s), _LEAST_LONG_S), _MOST_LONG_S)

@@ -60,7 +60,7 @@ def restored(whole: Tensor, scales: Tensor, into: Tensor) -> None:
 
 
 def largest_in_blocks(values: Tensor) -> Tensor:
-    """The largest magnitude of each number's block, in the shape of `values`, which are 32-bit numbers."""
+    """Return the largest magnitude of each number's block, in the shape of `values`, which are 32-bit numbers."""
     flat = values.detach().reshape(-1)
     return _rows(flat).abs().amax(1).repeat_interleave(BLOCK)[: len(flat)].view(values.shape)
 
@@ -71,6 +71,6 @@ def is_missing(values: Tensor) -> Tensor:
 
 
 def _rows(values: Tensor) -> Tensor:
-    """`values` in rows of a block each, the last filled up with zeros."""
+    """Return `values` in rows of a block each, the last filled up with zeros."""
     short = blocks_in(len(values)) * BLOCK - len(values)
     return (torch.nn.functional.pad(values, (0, short)) if short else values).view(-1, BLOCK)

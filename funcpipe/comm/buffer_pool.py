@@ -18,7 +18,7 @@ _LEAST_KEPT_BYTES = 64 * 1024  # smaller ones are not worth keeping
 
 
 def block(size: int) -> Tensor:
-    """`size` uninitialised bytes; shape (size,), dtype uint8."""
+    """Return `size` uninitialised bytes; shape (size,), dtype uint8."""
     if size < _LEAST_BLOCK_BYTES:
         return torch.empty(size, dtype=torch.uint8)
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

@@ -52,14 +52,14 @@ class _Layout:
 
 
 def message_bytes(tensors: Mapping[str, Tensor], wire: Wire = Wire.FP32) -> int:
-    """The size of the message that holds `tensors`."""
+    """Return the size of the message that holds `tensors`."""
     return _lay_out(tensors, wire).size
 
 
 def encode(
     tensors: Mapping[str, Tensor], wire: Wire = Wire.FP32, *, buffer: Tensor | None = None, proof: Proof = CHECKSUM
 ) -> memoryview:
-    """The message that holds `tensors`; 32-bit floats travel as `wire` says, everything else as it is."""
+    """Return the message that holds `tensors`; 32-bit floats travel as `wire` says, everything else as it is."""
     return encode_series((tensors,), wire, buffer=buffer, proof=proof)
 
 

@@ -88,13 +88,13 @@ class Pattern:
         return 1 if self.sync in (Sync.EXCHANGE, Sync.ALL_REDUCE) else self.replicas
 
     def merges(self, replica: int) -> int | None:
-        """The split that `replica` sums, if any."""
+        """Return the split that `replica` sums, if any."""
         if self.sync is Sync.ALL_REDUCE:
             return 0 if replica == (self.replicas if self.server else 0) else None
         return 0 if self.sync is Sync.EXCHANGE else replica
 
     def raw_pieces(self, writer: int, part: int) -> tuple[Piece, ...]:
-        """The pieces in the raw object `part` of `writer`, in order."""
+        """Return the pieces in the raw object `part` of `writer`, in order."""
         round_number, group = divmod(part, self.streams.groups)
         if self.splits == 1:
             return ((round_number, 0),) if self.workers > 1 and writer < self.replicas else ()
@@ -103,22 +103,22 @@ class Pattern:
         return tuple((round_number, (writer + d) % self.replicas) for d in distances)
 
     def merged_pieces(self, writer: int, part: int) -> tuple[Piece, ...]:
-        """The pieces in the merged object `part` of `writer`, in order."""
+        """Return the pieces in the merged object `part` of `writer`, in order."""
         split = self.merges(writer)
         assert split is not None, f"replica {writer} sums nothing"
         return tuple((round_number, split) for round_number in self.rounds_of(part))
 
     def rounds_of(self, part: int) -> range:
-        """The rounds whose sums the merged object `part` holds."""
+        """Return the rounds whose sums the merged object `part` holds."""
         start, stop = split_ranges(self.streams.rounds, self.streams.merged)[part]
         return range(start, stop)
 
     def merged_part(self, round_number: int) -> int:
-        """The merged object that holds the sums of a round."""
+        """Return the merged object that holds the sums of a round."""
         return next(part for part in range(self.streams.merged) if round_number in self.rounds_of(part))
 
     def round_of(self, transfer: Transfer) -> int:
-        """The round that a transfer moves or adds; the last one if there are several."""
+        """Return the round that a transfer moves or adds; the last one if there are several."""
         match transfer.move:
             case Move.PUT_SPLIT | Move.GET_SPLIT:
                 return transfer.part // self.streams.groups
@@ -128,18 +128,18 @@ class Pattern:
                 return self.rounds_of(transfer.part)[-1]
 
     def object_for(self, writer: int, round_number: int, reader: int) -> int:
-        """The raw object of `writer` that holds the piece of `round_number` for `reader`."""
+        """Return the raw object of `writer` that holds the piece of `round_number` for `reader`."""
         if self.splits == 1:
             return round_number * self.streams.groups
         distance = (reader - writer) % self.replicas
         return round_number * self.streams.groups + (distance - 1) // self._readers
 
     def raw_share(self, writer: int, part: int) -> float:
-        """The share of the gradient in the raw object `part` of `writer`."""
+        """Return the share of the gradient in the raw object `part` of `writer`."""
         return len(self.raw_pieces(writer, part)) * self.piece_share
 
     def merged_share(self, part: int) -> float:
-        """The share of the gradient in a merged object."""
+        """Return the share of the gradient in a merged object."""
         return len(self.rounds_of(part)) * self.piece_share
 
     @property
@@ -159,7 +159,7 @@ class Pattern:
 
 @lru_cache(maxsize=64)  # every task of a graph asks for its own
 def pattern(sync: Sync, replicas: int, streams: Streams | None = None) -> Pattern:
-    """The pattern of `sync`, cut as `streams` says; None means the usual cut."""
+    """Return the pattern of `sync`, cut as `streams` says; None means the usual cut."""
     return Pattern(sync, replicas, usual_streams(sync, replicas, streams))
 
 
@@ -245,7 +245,7 @@ def _add_spread(moves: list[Transfer], pattern: Pattern, replica: int, distances
 
 
 def _round_by_round(moves: Sequence[Transfer], pattern: Pattern) -> tuple[Transfer, ...]:
-    """`moves` by rounds, but all raw puts first, and the gets of sums one round later."""
+    """Return `moves` by rounds, but all raw puts first, and the gets of sums one round later."""
     if pattern.streams.rounds == 1:
         return tuple(moves)
     place = {Move.PUT_SPLIT: 0, Move.GET_SPLIT: 1, Move.MERGE: 2, Move.PUT_MERGED: 3, Move.GET_MERGED: 4}

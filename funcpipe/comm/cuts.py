@@ -10,7 +10,7 @@ from funcpipe.comm.collectives import Pattern, split_ranges
 
 
 def cut(length: int, pattern: Pattern, head: int = 0, unit: int = 1) -> tuple[tuple[tuple[int, int], ...], ...]:
-    """The elements [start, stop) of each piece: one row for each round, one column for each split.
+    """Return the elements [start, stop) of each piece: one row for each round, one column for each split.
 
     Rounds go from the end of the gradient to its beginning, the order in which a backward pass makes it. The first
     `head` elements, which are known only at the end, belong to the last round. Behind the head, pieces begin at
@@ -21,7 +21,7 @@ def cut(length: int, pattern: Pattern, head: int = 0, unit: int = 1) -> tuple[tu
 
 
 def cut_rounds(length: int, pattern: Pattern, head: int = 0, unit: int = 1) -> tuple[tuple[int, int], ...]:
-    """The elements [start, stop) of each round, the last elements first."""
+    """Return the elements [start, stop) of each round, the last elements first."""
     rounds = _unit_ranges(length - head, pattern.streams.rounds, unit)
     return tuple((head + start if i else 0, head + stop) for i, (start, stop) in enumerate(rounds))[::-1]
 

@@ -57,7 +57,7 @@ class GradientChunks:
         return self._flat[slice(*self.range_of(piece))]
 
     def range_of(self, piece: Piece) -> tuple[int, int]:
-        """The elements [start, stop) of a piece."""
+        """Return the elements [start, stop) of a piece."""
         round_number, split = piece
         return self._ranges[round_number][split]
 
@@ -70,7 +70,7 @@ class GradientChunks:
         return self.message(piece, self.wire)
 
     def merged(self, piece: Piece) -> dict[str, Tensor]:
-        """The message of a piece's sum, or of what is put in its place."""
+        """Return the message of a piece's sum, or of what is put in its place."""
         return self.message(piece, self.merged_wire)
 
     def merged_room(self, piece: Piece) -> dict[str, Tensor]:
@@ -81,7 +81,7 @@ class GradientChunks:
         """Set a piece to what was read into `merged_room`: it is there already."""
 
     def message(self, piece: Piece, wire: Wire) -> dict[str, Tensor]:
-        """The message that holds a piece in the format `wire`, as views; of the head, the bits travel."""
+        """Return the message that holds a piece in the format `wire`, as views; of the head, the bits travel."""
         round_number, split = piece
         start, stop = self._ranges[round_number][split]
         border = min(max(start, self._head), stop)

@@ -156,7 +156,7 @@ def new_feedback(
 
 
 def summed_ranges(elements: int, pattern: Pattern, head: int, replica: int) -> list[tuple[int, int]]:
-    """The elements [start, stop) behind the head of each piece that `replica` sums in 8 bits."""
+    """Return the elements [start, stop) behind the head of each piece that `replica` sums in 8 bits."""
     split = pattern.merges(replica)
     if split is None:
         return []

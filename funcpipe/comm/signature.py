@@ -33,7 +33,7 @@ class Checksum:
     """Proves that nothing was lost or changed by accident."""
 
     def of(self, data: memoryview, offset: int) -> bytes:
-        """The XXH3 of `data`, wherever it lies."""
+        """Return the XXH3 of `data`, wherever it lies."""
         return xxhash.xxh3_64_digest(data).ljust(PROOF_BYTES, b"\0")
 
     def holds(self, proof: bytes, data: memoryview, offset: int) -> bool:
@@ -49,7 +49,7 @@ class Signature:
         self._name = name
 
     def of(self, data: memoryview, offset: int) -> bytes:
-        """The nonce and the tag of `data` at `offset`."""
+        """Return the nonce and the tag of `data` at `offset`."""
         nonce = os.urandom(_NONCE_BYTES)
         return nonce + self._cipher(offset).encrypt(nonce, b"", data)
 

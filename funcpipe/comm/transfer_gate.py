@@ -42,7 +42,7 @@ class TransferGate:
             self._give_up(number)
 
     def ticket(self) -> Gate:
-        """The gate for the next number, which holds up no other until it is entered."""
+        """Return the gate for the next number, which holds up no other until it is entered."""
         return _NumberedGate(self, self._draw(False))
 
     def enter(self, number: _Number) -> None:

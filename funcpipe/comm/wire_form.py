@@ -137,7 +137,7 @@ def sent_as(dtype: torch.dtype, wire: Wire) -> torch.dtype:
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """The name of `dtype` in messages."""
+    """Return the name of `dtype` in messages."""
     return str(dtype).removeprefix("torch.")
 
 

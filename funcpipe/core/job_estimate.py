@@ -95,7 +95,7 @@ class JobEstimate:
         return self.functions_usd + self.requests_usd + self.hours_usd + self.traffic_usd + self.earlier_usd
 
     def line(self, max_usd: float | None = None) -> str:
-        """The estimate in one line, with the limit `max_usd` if there is one."""
+        """Return the estimate in one line, with the limit `max_usd` if there is one."""
         parts = [counted(self.epochs, "epoch"), counted(self.steps, "step"), f"about {time_text(self.seconds)}"]
         if self.cost_usd:
             items = [f"functions {usd_text(self.functions_usd)}", f"requests {usd_text(self.requests_usd)}"]
@@ -135,7 +135,7 @@ def usd_text(usd: float) -> str:
 
 
 def number_text(value: float, decimals: int) -> str:
-    """A number with so many decimals, or as many more as it takes to show two digits that count; zero is "0"."""
+    """Return a number with so many decimals, or as many more as it takes to show two digits that count; zero is "0"."""
     if not value or not math.isfinite(value):
         return f"{value:.0f}"
     if abs(value) < 1e-9:

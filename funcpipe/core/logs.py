@@ -47,14 +47,14 @@ def unset() -> None:
 
 
 def wanted_in_functions() -> str:
-    """The levels that a client wants in its functions: those of its environment, or else `INFO`."""
+    """Return the levels that a client wants in its functions: those of its environment, or else `INFO`."""
     levels = os.environ.get(LEVELS) or "INFO"
     read_levels(levels)
     return levels
 
 
 def read_levels(text: str) -> Mapping[str, int]:
-    """The level of each logger that `text` names; one without a name is that of all others."""
+    """Return the level of each logger that `text` names; one without a name is that of all others."""
     found = {}
     for part in text.split(","):
         name, _, level = part.strip().rpartition("=")
@@ -120,7 +120,7 @@ def kept(path: str, *, run: str, worker: str) -> Iterator[None]:
 
 
 def stamp(time_s: float) -> str:
-    """A moment as lines begin with it: UTC, to the millisecond."""
+    """Return a moment as lines begin with it: UTC, to the millisecond."""
     whole_s, milliseconds = divmod(round(time_s * 1000), 1000)
     return f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(whole_s))}.{milliseconds:03}Z"
 

@@ -44,7 +44,7 @@ class InverseLoss:
         return self.scale * self._slower(workers, asynchronous) / (target - self.floor)
 
     def spread(self, target: float) -> float:
-        """The standard deviation of `steps` as a share of it, to first order in the coefficients."""
+        """Return the standard deviation of `steps` as a share of it, to first order in the coefficients."""
         gap = target - self.floor
         return _spread((1 / self.scale, 1 / gap), self.covariance)
 
@@ -95,7 +95,7 @@ class WeightedLoss:
         return max(self._scale(batch, workers, convergence) / (target - self.gamma5) - self.gamma1, 0.0)
 
     def spread(self, target: float, *, batch: float, workers: int, convergence: float) -> float:
-        """The standard deviation of `steps` as a share of it, to first order in the coefficients."""
+        """Return the standard deviation of `steps` as a share of it, to first order in the coefficients."""
         gap, root = target - self.gamma5, self._root(workers, convergence)
         scale, steps = self._scale(batch, workers, convergence), 0.0
         steps = max(scale / gap - self.gamma1, 1e-9)

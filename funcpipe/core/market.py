@@ -59,7 +59,7 @@ class Machine:
             raise InvalidValue("gpus", self.gpus, "must be above 0 if, and only if, gpu names their model")
 
     def usd_h(self, *, spot: bool) -> float | None:
-        """Dollars for an hour; None where it cannot be rented that way."""
+        """Return dollars for an hour; None where it cannot be rented that way."""
         return self.spot_usd_h if spot else self.on_demand_usd_h
 
 
@@ -102,7 +102,7 @@ class Market:
                 raise InvalidValue("sources", name, "must name fields of a market, a machine or a GPU")
 
     def machine(self, name: str) -> Machine:
-        """The machine called `name`; raises InvalidValue with the names of all."""
+        """Return the machine called `name`; raises InvalidValue with the names of all."""
         for machine in self.machines:
             if machine.name == name:
                 return machine

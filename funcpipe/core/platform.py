@@ -203,12 +203,12 @@ class PlatformSpec:
         return min([cap for cap in caps if cap is not None], default=None)
 
     def unshared(self) -> "PlatformSpec":
-        """The same platform, where no function notices what others move."""
+        """Return the same platform, where no function notices what others move."""
         stores = tuple(replace(store, shared_bytes_s=None) for store in self.stores)
         return replace(self, shared_bytes_s=None, stores=stores)
 
     def without_object_limits(self) -> "PlatformSpec":
-        """The same platform, whose stores take objects of any size."""
+        """Return the same platform, whose stores take objects of any size."""
         stores = tuple(replace(store, largest_bytes=None) for store in self.stores)
         return replace(self, largest_bytes=None, stores=stores)
 
@@ -218,7 +218,7 @@ class PlatformSpec:
         return {kind: replace(self.store(name), sources={}) for kind, name in names.items() if name != DEFAULT}
 
     def stores_usd_h(self, stores: Stores) -> float:
-        """Dollars for an hour of `stores`, each of which counts once."""
+        """Return dollars for an hour of `stores`, each of which counts once."""
         return sum(self.store(name).price_usd_h for name in stores.names)
 
 

@@ -190,7 +190,7 @@ class ModelProfile(HasSummary):
         return self.output_bytes + (0 if self.data is None else self.data.target_bytes)
 
     def parameter_bytes(self, first: int, stop: int) -> int:
-        """Bytes of the distinct trainable parameters of the layers [first, stop)."""
+        """Return bytes of the distinct trainable parameters of the layers [first, stop)."""
         repeated = sum(
             tie.parameter_bytes * max(0, sum(first <= layer < stop for layer in tie.layers) - 1) for tie in self.ties
         )
@@ -208,7 +208,7 @@ class ModelProfile(HasSummary):
         return sum(layer.input_bytes for layer in self.layers[first:stop]) + target_bytes
 
     def summed_bytes(self, first: int, stop: int) -> int:
-        """Bytes of the parameters whose gradient a stage [first, stop) sums over its replicas.
+        """Return bytes of the parameters whose gradient a stage [first, stop) sums over its replicas.
 
         A tied parameter counts in the first stage that holds it.
         """

@@ -41,7 +41,7 @@ class RegionPrices:
             raise InvalidValue(f"sources of {self.region}", name, "must have an entry for each value, and no other")
 
     def values(self, group: str, platform: str) -> Mapping[str, float]:
-        """The fields of a group for the specification `platform`; none unless all are known."""
+        """Return the fields of a group for the specification `platform`; none unless all are known."""
         found = {name: getattr(self, name) for name in _FIELDS[group]}
         found = {name: value.get(platform) if isinstance(value, Mapping) else value for name, value in found.items()}
         return {} if None in found.values() else found

@@ -52,7 +52,7 @@ class Routes:
     ties: tuple[TieRoute, ...] = ()
 
     def numbered_activations(self) -> Iterator[tuple[int, ActivationRoute]]:
-        """Each activation route with its number among those of its producer: the `part` of tasks and of keys.
+        """Yield each activation route with its number among those of its producer: the `part` of tasks and of keys.
 
         (Producer stage, number) names an object in the task graph, in the worker and in storage.
         """
@@ -63,7 +63,7 @@ class Routes:
 
 
 def stages_of_layers(stages: Iterable[tuple[int, int]]) -> tuple[int, ...]:
-    """Element i is the stage that holds layer i; `stages` are their layers [first, stop), one after the other.
+    """Return the stage that holds each layer; `stages` are their layers [first, stop), one after the other.
 
     >>> stages_of_layers([(0, 2), (2, 5)])
     (0, 0, 1, 1, 1)
@@ -74,7 +74,7 @@ def stages_of_layers(stages: Iterable[tuple[int, int]]) -> tuple[int, ...]:
 def find_routes(
     stage_of_layer: Sequence[int], tensors: Sequence[TensorProfile], ties: Sequence[TiedParameter] = ()
 ) -> Routes:
-    """The routes of `tensors` and `ties` when layer i lies in stage `stage_of_layer[i]`."""
+    """Return the routes of `tensors` and `ties` when layer i lies in stage `stage_of_layer[i]`."""
     forward: dict[tuple[int, tuple[int, ...]], list[TensorProfile]] = defaultdict(list)
     backward: dict[tuple[int, int], list[TensorProfile]] = defaultdict(list)
     for tensor in tensors:

@@ -162,7 +162,7 @@ class StepSummary:
 
     @classmethod
     def of(cls, reports: Iterable[StepReport]) -> "StepSummary":
-        """The summary of `reports`, in the order of their steps."""
+        """Return the summary of `reports`, in the order of their steps."""
         ordered = sorted(reports, key=lambda report: report.step)
         rates = tuple(report.learning_rate for report in ordered)
         return cls(
@@ -174,7 +174,7 @@ class StepSummary:
         )
 
     def reports(self) -> dict[int, StepReport]:
-        """The reports by step."""
+        """Return the reports by step."""
         skipped, rates = frozenset(self.skipped), self.learning_rates or (None,) * len(self.steps)
         return {
             step: StepReport(step=step, samples=samples, loss_sum=total, skipped=step in skipped, learning_rate=rate)

@@ -39,5 +39,5 @@ class RunKey:
         return self.derive("fingerprint", "")[:8].hex()
 
     def derive(self, purpose: str, name: str) -> bytes:
-        """The 32 bytes of the key for `purpose` of the object `name`."""
+        """Return the 32 bytes of the key for `purpose` of the object `name`."""
         return hmac.digest(bytes.fromhex(self.text), f"{purpose}\0{name}".encode(), "sha256")

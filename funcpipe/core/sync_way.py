@@ -49,7 +49,7 @@ class SyncWay:
     streams: Streams | None = None
 
     def __str__(self) -> str:
-        """The way and its counts: rounds, groups and merged objects, or only the rounds of an exchange."""
+        """Return the way and its counts: rounds, groups and merged objects, or only the rounds of an exchange."""
         if self.streams is None:
             return self.sync.value
         counts = (self.streams.rounds, self.streams.groups, self.streams.merged)

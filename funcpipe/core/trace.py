@@ -93,7 +93,7 @@ class Prices:
     stores: Mapping[str, StoreSpec] = field(default_factory=dict, hash=False)
 
     def transfer_usd(self, event: Event) -> float:
-        """Dollars for the request of `event` and for its bytes; 0 for one that transfers nothing."""
+        """Return dollars for the request of `event` and for its bytes; 0 for one that transfers nothing."""
         store = self.stores.get(kind_moved(event.task))
         if event.lane is Resource.UPLOAD:
             counts = RequestCounts(puts=1, sent_bytes=event.payload_bytes)
@@ -146,7 +146,7 @@ class Trace(HasSummary):
         return sum(end_s - begin_s for begin_s, end_s in self.windows().values())
 
     def steps(self) -> tuple[int, ...]:
-        """The steps that have events, in ascending order."""
+        """Return the steps that have events, in ascending order."""
         return tuple(sorted({event.step for event in self.events}))
 
     def windows(self) -> dict[int, tuple[float, float]]:
@@ -163,11 +163,11 @@ class Trace(HasSummary):
         return found
 
     def of_step(self, step: int) -> "Trace":
-        """The events of one step alone."""
+        """Return the events of one step alone."""
         return replace(self, events=tuple(event for event in self.events if event.step == step))
 
     def from_zero(self) -> "Trace":
-        """The same events, shifted to begin at second 0."""
+        """Return the same events, shifted to begin at second 0."""
         origin_s = min((event.start_s for event in self.events), default=0.0)
         moved = (replace(e, start_s=e.start_s - origin_s, end_s=e.end_s - origin_s) for e in self.events)
         return replace(self, events=tuple(moved))

@@ -147,5 +147,5 @@ class Validation:
         )
 
     def interval(self, steps_per_epoch: int) -> int:
-        """The number of steps between two validations."""
+        """Return the number of steps between two validations."""
         return self.every_steps or (self.every_epochs or 1) * steps_per_epoch

@@ -24,7 +24,7 @@ _KEPT = 1 << 30
 
 
 def environment() -> dict[str, str]:
-    """The environment variables of this process, for one in which functions run: it allocates with tcmalloc.
+    """Return the environment variables of this process, for one in which functions run: it allocates with tcmalloc.
 
     As this process does, where tcmalloc is not installed or something is preloaded already.
     """
@@ -46,7 +46,7 @@ def restart_process() -> None:
 
 
 def variables() -> dict[str, str]:
-    """The environment variables with which a process allocates with tcmalloc, if it is installed."""
+    """Return the environment variables with which a process allocates with tcmalloc, if it is installed."""
     return {_PRELOAD: LIBRARY, **_SETTINGS}
 
 

@@ -36,7 +36,7 @@ class Storage(Protocol):
         """Write an object; with `if_absent`, raise KeyExists rather than replace one."""
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        """The bytes [start, stop) of an object, to its end if `stop` is None or beyond it; raises KeyMissing.
+        """Return the bytes [start, stop) of an object, to its end if `stop` is None or beyond it; raises KeyMissing.
 
         A negative `start`, without `stop`, stands for the last bytes, or all if there are fewer.
         """
@@ -51,7 +51,7 @@ class Storage(Protocol):
         """
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        """The keys that begin with `prefix`, sorted."""
+        """Return the keys that begin with `prefix`, sorted."""
 
     def touch(self, key: str) -> None:
         """Make an object as young as one that is written now, where some are deleted by their age; raises KeyMissing.
@@ -67,7 +67,7 @@ class Storage(Protocol):
 
 
 def batches(keys: Sequence[str]) -> Iterator[Sequence[str]]:
-    """`keys` in parts of at most DELETE_BATCH."""
+    """Return `keys` in parts of at most DELETE_BATCH."""
     return (keys[start : start + DELETE_BATCH] for start in range(0, len(keys), DELETE_BATCH))
 
 
@@ -77,8 +77,8 @@ class OpenStorage(Protocol):
     def __call__(
         self, url: str, *, retry_s: float = ..., first_s: float | None = ..., meter: RequestMeter | None = ...
     ) -> Storage:
-        """The storage at `url`; a request that fails for now is tried again for `retry_s`, and for `first_s` until the
-        storage has answered once, unless that is None. `meter` counts them all.
+        """Return the storage at `url`; a request that fails for now is tried again for `retry_s`, and for `first_s`
+        until the storage has answered once, unless that is None. `meter` counts them all.
         """
 
 
@@ -166,7 +166,7 @@ class Platform(Protocol):
         """Start a function and return at once. Raises PlatformBusy if it may be started later, or PlatformRefused."""
 
     def status(self, handle: Handle) -> Status:
-        """The function's state."""
+        """Return the function's state."""
 
     def stop(self, handle: Handle) -> None:
         """End the function if it still runs; return when it has ended."""
@@ -175,13 +175,13 @@ class Platform(Protocol):
         """Let the functions, and those that they start, run on when this client ends."""
 
     def wrap_key(self, run_key: str) -> str:
-        """The text of a run's key, wrapped so that only the platform's own functions can read it.
+        """Return the text of a run's key, wrapped so that only the platform's own functions can read it.
 
         It lies in storage for the watchdog of detached runs; empty where the platform gives its watchdog the key.
         """
 
     def unwrap_key(self, wrapped: str) -> str:
-        """The inverse of `wrap_key`, in a function. Raises PlatformRefused for what was wrapped elsewhere."""
+        """Return the inverse of `wrap_key`, in a function. Raises PlatformRefused for what was wrapped elsewhere."""
 
     def logs(self, run: str) -> Iterable[RawLine]:
         """Return the lines that the functions of `run` logged and printed, and the platform's own notes about them.

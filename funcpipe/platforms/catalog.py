@@ -33,13 +33,13 @@ _OSS_OPTIONS = ({"endpoint", "region"}, {"domain", "region"})
 
 
 def spec_names() -> tuple[str, ...]:
-    """The platforms whose specification ships with funcpipe."""
+    """Return the platforms whose specification ships with funcpipe."""
     files = resources.files("funcpipe.platforms").joinpath("specs").iterdir()
     return tuple(sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json")))
 
 
 def load_spec(name: str) -> PlatformSpec:
-    """The specification called `name`, or the one in the file of that path.
+    """Return the specification called `name`, or the one in the file of that path.
 
     A name with a region, as in `aws-lambda?region=eu-central-1`, or the URL of a deployment that says its region, gives
     the prices and limits of that region, as far as they are known (`PlatformSpec.prices_note`).
@@ -57,12 +57,12 @@ def load_spec(name: str) -> PlatformSpec:
 
 
 def planned_spec(plan: Plan) -> PlatformSpec:
-    """The specification that `plan` was made for, in its region."""
+    """Return the specification that `plan` was made for, in its region."""
     return priced_in(load_spec(plan.platform), plan.region)
 
 
 def url_region(url: str) -> str | None:
-    """The region that the URL of a deployment names, if it does."""
+    """Return the region that the URL of a deployment names, if it does."""
     return url_parts("platform", url)[1].get("region")
 
 
@@ -115,7 +115,7 @@ def open_storage(
 def _open_one(
     url: str, retry_s: float, first_s: float | None, meter: RequestMeter | None, kinds: Sequence[str]
 ) -> Storage:
-    """The storage at one `url`, where objects of `kinds` lie."""
+    """Return the storage at one `url`, where objects of `kinds` lie."""
     parts, options = _storage_parts(url)
     store = _open_unretried(url, parts, options)
     counted = store if meter is None else Counted(store, meter, kinds=kinds)

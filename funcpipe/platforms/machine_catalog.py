@@ -9,13 +9,13 @@ from funcpipe.errors import InvalidValue
 
 
 def market_names() -> tuple[str, ...]:
-    """The markets that ship with funcpipe; those with a year reproduce a paper."""
+    """Return the markets that ship with funcpipe; those with a year reproduce a paper."""
     files = resources.files("funcpipe.platforms").joinpath("specs", "machines").iterdir()
     return tuple(sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json")))
 
 
 def load_market(name: str) -> Market:
-    """The market called `name`, or the one in the file of that path."""
+    """Return the market called `name`, or the one in the file of that path."""
     if name not in market_names():
         if os.path.exists(name):
             return read(Market, name)

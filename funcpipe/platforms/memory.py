@@ -11,7 +11,7 @@ _KIB = 1024
 
 
 def peak_memory_bytes() -> int:
-    """The most memory that this process has used, in bytes.
+    """Return the most memory that this process has used, in bytes.
 
     Linux reports it for this process alone (VmHWM). Elsewhere `getrusage` does, which after an `exec` still counts what
     the process was before; its unit is the byte on macOS and the KiB elsewhere (getrusage(2) of each).
@@ -37,7 +37,7 @@ class PeakMemory:
             self._before_bytes = peak_memory_bytes()
 
     def peak_bytes(self) -> int:
-        """The most that was used, in bytes."""
+        """Return the most that was used, in bytes."""
         peak = peak_memory_bytes()
         if peak > self._before_bytes or not _STATUS.exists():
             return peak

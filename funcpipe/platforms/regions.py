@@ -10,7 +10,7 @@ from funcpipe.core.regions import RegionTable, in_region
 
 @functools.cache
 def region_tables() -> dict[str, RegionTable]:
-    """The table of each platform that has one, by the name of its specification."""
+    """Return the table of each platform that has one, by the name of its specification."""
     folder = resources.files("funcpipe.platforms").joinpath("specs", "regions")
     files = sorted(file.name for file in folder.iterdir() if file.name.endswith(".json"))
     texts = {name: folder.joinpath(name).read_text(encoding="utf-8") for name in files}

@@ -22,7 +22,7 @@ _FOLDER = re.compile(r"[^/]+/(?:generations|owner|g\d{4}(?:-[0-9a-f]+)?/(?!messa
 
 
 def kind_of(key: str) -> str:
-    """The kind of the object `key`, or "default"."""
+    """Return the kind of the object `key`, or "default"."""
     match = _KEY.match(key)
     if match is None:
         return DEFAULT
@@ -30,7 +30,7 @@ def kind_of(key: str) -> str:
 
 
 def _kinds_below(prefix: str) -> tuple[str, ...]:
-    """The kinds of objects whose keys may begin with `prefix`."""
+    """Return the kinds of objects whose keys may begin with `prefix`."""
     if _FOLDER.match(prefix):
         return (DEFAULT,)
     match = _KEY.match(prefix)
@@ -70,7 +70,7 @@ class Routed:
             raise failure
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        """The keys of all storages that may hold some, sorted."""
+        """Return the keys of all storages that may hold some, sorted."""
         asked = {id(store): store for store in (self._stores[kind] for kind in _kinds_below(prefix))}
         return tuple(sorted({key for store in asked.values() for key in store.list(prefix)}))
 

@@ -45,7 +45,7 @@ class Timed(StorageWrapper):
             self._written.popitem(last=False)
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        """The bytes [start, stop) of an object, which must be there if it was written here just now."""
+        """Return the bytes [start, stop) of an object, which must be there if it was written here just now."""
         began_s = self._clock()
         try:
             data = self._store.get(key, start=start, stop=stop, gate=gate)

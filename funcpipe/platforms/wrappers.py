@@ -46,7 +46,7 @@ class StorageWrapper:
         self._ask(f"put {key}", lambda: self._store.put(key, data, if_absent=if_absent, gate=gate))
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        """The bytes [start, stop) of an object; raises KeyMissing."""
+        """Return the bytes [start, stop) of an object; raises KeyMissing."""
         return self._ask(f"get {key}", lambda: self._store.get(key, start=start, stop=stop, gate=gate))
 
     def delete(self, key: str) -> None:
@@ -58,7 +58,7 @@ class StorageWrapper:
         self._ask(f"delete {len(keys)} objects", lambda: self._store.delete_many(keys))
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        """The keys that begin with `prefix`, sorted."""
+        """Return the keys that begin with `prefix`, sorted."""
         return self._ask(f"list {prefix}", lambda: self._store.list(prefix))
 
     def touch(self, key: str) -> None:
@@ -104,7 +104,7 @@ class Counted(StorageWrapper):
         self._meter.add(RequestCounts(puts=1, sent_bytes=memoryview(data).nbytes), kind_of(key))
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        """The bytes [start, stop) of an object; counted, also when there is none."""
+        """Return the bytes [start, stop) of an object; counted, also when there is none."""
         try:
             data = self._store.get(key, start=start, stop=stop, gate=gate)
         except KeyMissing:

@@ -31,8 +31,8 @@ _MEASURING = threading.Lock()
 
 
 def base_memory_bytes(*, forked: bool, modules: frozenset[str] = frozenset()) -> int:
-    """The peak resident bytes of a function that imports `modules` and trains small networks of common layers, which
-    touches the pages of torch's libraries that training needs.
+    """Return the peak resident bytes of a function that imports `modules` and trains small networks of common layers,
+    which touches the pages of torch's libraries that training needs.
 
     Functions are fresh processes, or `forked` from one that has loaded torch, as on the local platform; forked ones
     share pages, which are then not counted. Threads that ask at once wait for one measurement.

@@ -30,7 +30,7 @@ class Bucket:
 
 
 def buckets_of(sample_inputs: Any, target: Any) -> tuple[Bucket, ...]:
-    """The buckets that a user has given, or the only one. Raises InvalidValue."""
+    """Return the buckets that a user has given, or the only one. Raises InvalidValue."""
     items = sample_inputs if isinstance(sample_inputs, list) else []
     if not any(isinstance(item, Bucket) for item in items):
         return (Bucket(sample_inputs, target=target),)

@@ -11,7 +11,7 @@ from funcpipe.model.split import StageModule
 
 
 def layer_fingerprint(stage: StageModule, values: Mapping[str, Tensor]) -> str:
-    """A text that is the same for two layers only if they compute the same on tensors of the same kind.
+    """Return a text that is the same for two layers only if they compute the same on tensors of the same kind.
 
     It lists the calls, the settings of modules, and shape, type and layout of parameters and values.
     """
@@ -60,7 +60,7 @@ def _kind(item: Any) -> Any:
 
 
 def _module(module: nn.Module) -> Any:
-    """The class, settings and tensors of a module and its children; other objects by identity."""
+    """Return the class, settings and tensors of a module and its children; other objects by identity."""
     kept = ("_parameters", "_buffers", "_modules")
     settings = {name: _setting(item) for name, item in sorted(vars(module).items()) if name not in kept}
     tensors = [(name, _kind(item)) for own in (module._parameters, module._buffers) for name, item in own.items()]

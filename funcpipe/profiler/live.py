@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 
 def live_bytes(compute: Callable[[], T]) -> tuple[T, int, int]:
-    """The result of `compute`, and by how many bytes torch's memory in use grew: at its peak, and at the end."""
+    """Return the result of `compute`, and by how many bytes torch's memory in use grew: at its peak, and at the end."""
     profiler = torch.autograd.profiler.profile(profile_memory=True)
     with _stderr_discarded():
         profiler.__enter__()  # type: ignore[no-untyped-call]

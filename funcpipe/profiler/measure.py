@@ -39,7 +39,7 @@ class Times:
     workspace_bytes: int
 
     def faster(self, factor: float) -> "Times":
-        """The times on a machine that is `factor` times as fast."""
+        """Return the times on a machine that is `factor` times as fast."""
         forward_s, backward_s = (tuple(s / factor for s in kind) for kind in (self.forward_s, self.backward_s))
         return Times(forward_s, backward_s, self.workspace_bytes)
 

@@ -53,11 +53,11 @@ class ProfileBuilder:
         self._forget(number)
 
     def layers(self) -> list[LayerProfile]:
-        """All layers with their times, once all are added."""
+        """Return all layers with their times, once all are added."""
         return [_timed(layer, timing()) for layer, timing in self._added]
 
     def tensors(self) -> tuple[TensorProfile, ...]:
-        """The values that pass between layers, once all layers are added."""
+        """Return the values that pass between layers, once all layers are added."""
         return tuple(
             TensorProfile(
                 name=value.name,
@@ -71,7 +71,7 @@ class ProfileBuilder:
         )
 
     def _newly_saved(self, number: int, run: LayerRun) -> int:
-        """The bytes of the storages that this layer is the first to save."""
+        """Return the bytes of the storages that this layer is the first to save."""
         new = 0
         for address, size in run.saved.items():
             storage = self._alive.get(address)

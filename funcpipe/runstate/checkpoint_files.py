@@ -27,7 +27,7 @@ def in_files(tensors: Mapping[str, Tensor], file_bytes: int) -> Iterator[dict[st
 
 
 def serialised(tensors: Mapping[str, Tensor]) -> bytes:
-    """`tensors` as a file. Raises ModelError for those that safetensors cannot hold."""
+    """Return `tensors` as a file. Raises ModelError for those that safetensors cannot hold."""
     stored = dict(_storable(name, tensor) for name, tensor in tensors.items())
     owners = {tensor.untyped_storage().data_ptr(): name for name, tensor in stored.items()}
     for name, tensor in stored.items():  # safetensors refuses two tensors in the same memory
@@ -52,13 +52,13 @@ def _loaded(name: str, tensor: Tensor) -> tuple[str, Tensor]:
 
 
 def _unshared(tensor: Tensor) -> Tensor:
-    """`tensor`, contiguous and in memory of its own, as safetensors demands."""
+    """Return `tensor`, contiguous and in memory of its own, as safetensors demands."""
     whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
     return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def deserialised(key: str, data: bytes) -> dict[str, Tensor]:
-    """The inverse of `serialised`; raises CorruptMessage, which names `key`, for anything else."""
+    """Return the inverse of `serialised`; raises CorruptMessage, which names `key`, for anything else."""
     try:
         return dict(_loaded(name, tensor) for name, tensor in safetensors.torch.load(data).items())
     except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:

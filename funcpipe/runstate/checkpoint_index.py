@@ -34,7 +34,7 @@ class CheckpointPart:
 
 
 def parse_part(name: str) -> CheckpointPart | None:
-    """The part that the manifest called `name` describes; None if it describes a whole checkpoint."""
+    """Return the part that the manifest called `name` describes; None if it describes a whole checkpoint."""
     match = _PART.fullmatch(name)
     return None if match is None else CheckpointPart(int(match[1]), int(match[2]), bool(match[3]))
 
@@ -74,12 +74,12 @@ class CheckpointIndex:
         return self.common_steps(stages)[0] if is_lost else self.common_step(stages, replicas)
 
     def common_steps(self, stages: int) -> tuple[int, ...]:
-        """The steps that all stages have saved, the newest first; the last is the first step."""
+        """Return the steps that all stages have saved, the newest first; the last is the first step."""
         steps = frozenset.intersection(*(self.saved_steps(stage) for stage in range(stages)))
         return tuple(sorted(steps, reverse=True))
 
     def outdated(self, stage: int, stages: int, replicas: int) -> tuple[str, ...]:
-        """The manifests of `stage` that no worker would restart from; the last two steps are always kept."""
+        """Return the manifests of `stage` that no worker would restart from; the last two steps are always kept."""
         entries = self.saved.get(stage, ())
         last = sorted({step for step, _ in entries})[-2:]
         restarts = (self.restart_step((stage, replica)) for replica in range(replicas))
@@ -87,12 +87,12 @@ class CheckpointIndex:
         return tuple(name for step, name in entries if step < oldest_needed)
 
     def files_of(self, stage: int, manifests: Collection[str]) -> tuple[str, ...]:
-        """The files of the checkpoints of `stage` whose `manifests` have these names."""
+        """Return the files of the checkpoints of `stage` whose `manifests` have these names."""
         prefixes = tuple(name.removesuffix("json") for name in manifests)
         return tuple(name for name in self.files.get(stage, ()) if name.startswith(prefixes))
 
     def manifests(self, stage: int, step: int) -> tuple[str, ...]:
-        """The manifests that together hold `stage` after `step` steps; empty if it is not completely saved."""
+        """Return the manifests that together hold `stage` after `step` steps; empty if it is not completely saved."""
         whole, parts = self._after(stage, step)
         if whole is not None:
             return (whole,)
@@ -102,7 +102,7 @@ class CheckpointIndex:
         return tuple(name for _, name in sorted(by_replica.items())) if complete and has_model else ()
 
     def manifests_for(self, worker: WorkerId, step: int) -> tuple[str, ...]:
-        """The manifests that hold the state of `worker` after `step` steps; empty if it is not saved.
+        """Return the manifests that hold the state of `worker` after `step` steps; empty if it is not saved.
 
         Its own part comes first, followed by one with the model if its own has none.
         """

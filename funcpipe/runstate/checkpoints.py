@@ -167,11 +167,11 @@ class Checkpoints:
         raise AssertionError("the last lookup returns or raises")
 
     def load_combined(self, stage: int, names: Sequence[str]) -> StageState:
-        """The checkpoints whose manifests have these names, combined into one state. Raises as `load` does."""
+        """Return the checkpoints whose manifests have these names, combined into one state. Raises as `load` does."""
         return combine_shards([self.load(stage, name) for name in names])
 
     def load(self, stage: int, name: str) -> StageState:
-        """The checkpoint whose manifest is called `name`. Raises KeyMissing, or CorruptMessage with the key."""
+        """Return the checkpoint whose manifest is called `name`. Raises KeyMissing, or CorruptMessage with the key."""
         began_s = time.monotonic()
         key = self._keys.checkpoint(stage, name)
         manifest = get_listed_document(self._storage, Manifest, key)

@@ -28,7 +28,7 @@ class MarkedKeys:
         self._known: dict[str, RunKey] = {}
 
     def find(self, keys: Keys) -> RunKey | None:
-        """The key of a generation that is marked, if it was wrapped for this platform."""
+        """Return the key of a generation that is marked, if it was wrapped for this platform."""
         if keys.prefix not in self._known:
             try:
                 wrapped = self._storage.get(_mark(keys.prefix)).decode("ascii", "replace")
@@ -52,12 +52,12 @@ def unmark_run(storage: Storage, run: str) -> None:
 
 
 def marks_of(storage: Storage, run: str) -> tuple[str, ...]:
-    """The keys of the marks of all generations of `run`."""
+    """Return the keys of the marks of all generations of `run`."""
     return tuple(key for key in storage.list(_mark(f"{run}/") + "/") if _is_mark(key))
 
 
 def list_detached(storage: Storage) -> tuple[str, ...]:
-    """The prefixes of all generations that are marked."""
+    """Return the prefixes of all generations that are marked."""
     return tuple(f"{key.removeprefix(MARKS)}/" for key in storage.list(MARKS))
 
 

@@ -27,13 +27,13 @@ D = TypeVar("D", bound=Document)
 
 
 def encode_document(value: Document) -> bytes:
-    """`value` as the bytes of a document."""
+    """Return `value` as the bytes of a document."""
     text = to_text(value, indent=None).encode()
     return text + f"{xxhash.xxh3_64_hexdigest(text)}\n".encode()
 
 
 def decode_document(kind: type[D], data: bytes, *, source: str) -> D:
-    """The inverse of `encode_document`. Raises CorruptMessage, which names `source`, for anything else."""
+    """Return the inverse of `encode_document`. Raises CorruptMessage, which names `source`, for anything else."""
     text, _, checksum = data.removesuffix(b"\n").rpartition(b"\n")
     text += b"\n"
     if xxhash.xxh3_64_hexdigest(text).encode() != checksum:
@@ -50,7 +50,7 @@ def put_document(storage: Storage, key: str, value: Document, *, if_absent: bool
 
 
 def get_document(storage: Storage, kind: type[D], key: str) -> D:
-    """The document under `key`. Raises KeyMissing, or CorruptMessage if it stays damaged when read again."""
+    """Return the document under `key`. Raises KeyMissing, or CorruptMessage if it stays damaged when read again."""
     for read in range(1, READS):
         try:
             return decode_document(kind, storage.get(key), source=key)
@@ -60,7 +60,7 @@ def get_document(storage: Storage, kind: type[D], key: str) -> D:
 
 
 def find_document(storage: Storage, kind: type[D], key: str) -> D | None:
-    """The document under `key`, or None if there is none. Raises CorruptMessage as `get_document` does."""
+    """Return the document under `key`, or None if there is none. Raises CorruptMessage as `get_document` does."""
     try:
         return get_document(storage, kind, key)
     except KeyMissing:
@@ -88,7 +88,7 @@ def find_readable_document(storage: Storage, kind: type[D], key: str) -> D | Non
 
 
 def get_listed_document(storage: Storage, kind: type[D], key: str) -> D:
-    """The document under a key that was listed, so must exist: a read that does not find it is repeated."""
+    """Return the document under a key that was listed, so must exist: a read that does not find it is repeated."""
     for _ in range(READS - 1):
         try:
             return get_document(storage, kind, key)
@@ -98,7 +98,7 @@ def get_listed_document(storage: Storage, kind: type[D], key: str) -> D:
 
 
 def readable_documents(storage: Storage, kind: type[D], keys: Iterable[str]) -> Iterator[D]:
-    """The documents under keys that were listed, without those that are damaged or have gone since."""
+    """Yield the documents under keys that were listed, without those that are damaged or have gone since."""
     for key in keys:
         try:
             yield get_listed_document(storage, kind, key)

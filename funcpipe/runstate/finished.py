@@ -35,7 +35,7 @@ def ended_step(record: RunRecord, losses: Sequence[float]) -> int:
 
 
 def last_checkpoint(storage: Storage, record: RunRecord, step: int) -> tuple[tuple[str, ...], int]:
-    """The keys of all parts of the checkpoint after the run's last `step`, and how many bytes its files have."""
+    """Return the keys of all parts of the checkpoint after the run's last `step`, and how many bytes its files have."""
     keys, found, size = Keys.of(record), list[str](), 0
     index = read_index(storage, keys, first_step=record.first_step)
     for stage in range(len(record.plan.stages)):

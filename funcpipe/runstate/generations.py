@@ -32,7 +32,7 @@ _READS = 3
 
 
 def reserve_generation(storage: Storage, run: str, *, after: Keys | None = None, apart: Collection[str] = ()) -> Keys:
-    """The keys of a new generation of `run`, later than `after`. Its RunKey is kept on this machine first.
+    """Return the keys of a new generation of `run`, later than `after`. Its RunKey is kept on this machine first.
 
     Everything depends on conditional puts, and on reads that find what was written, so the storage is tried, and those
     that keep the kinds `apart` of messages. Raises PlatformRefused for one that replaces what it must keep, or reads it
@@ -85,7 +85,7 @@ def _refuse_if_replaced(storage: Storage, key: str) -> None:
 
 
 def list_generations(storage: Storage, run: str) -> tuple[Keys, ...]:
-    """The reserved generations of `run`, in ascending order."""
+    """Return the reserved generations of `run`, in ascending order."""
     return generations_of(find_objects(storage, Keys(run).reservations).own)
 
 
@@ -122,7 +122,7 @@ def find_record(storage: Storage, keys: Keys) -> RunRecord | None:
 
 
 def newest_record(storage: Storage, run: str) -> RunRecord:
-    """The record of the newest generation of `run` that counts. Raises RunUnknown, or CorruptMessage.
+    """Return the record of the newest generation of `run` that counts. Raises RunUnknown, or CorruptMessage.
 
     Of a generation that was deleted, a late client may have put a record and nothing else, which does not count.
     """

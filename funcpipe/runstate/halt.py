@@ -26,7 +26,7 @@ ORDERING = RequestCounts(puts=1)
 
 
 def read_halt(storage: Storage, keys: Keys) -> Halt | None:
-    """The order to end the run that counts, if there is one."""
+    """Return the order to end the run that counts, if there is one."""
     newest = None
     for number, halt in _orders(storage, keys):
         if read_verdict(storage, keys, number) is not False:
@@ -52,7 +52,7 @@ def read_certain_halt(storage: Storage, keys: Keys) -> Halt | None:
 
 
 def read_order(storage: Storage, keys: Keys, number: int) -> Halt | None:
-    """The order of that number, if it was given."""
+    """Return the order of that number, if it was given."""
     return find_document(storage, Halt, keys.order(number))
 
 

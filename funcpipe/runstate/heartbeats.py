@@ -31,6 +31,6 @@ def newest_heartbeat(storage: Storage, keys: Keys, worker: str) -> Heartbeat | N
 
 
 def attempt_of(keys: Keys, key: str) -> tuple[str, int]:
-    """The worker, and its attempt, whose heartbeat has the key `key`."""
+    """Return the worker, and its attempt, whose heartbeat has the key `key`."""
     worker, _, attempt = key.removeprefix(keys.all_heartbeats).partition("/")
     return worker, int(attempt)

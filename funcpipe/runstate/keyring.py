@@ -46,7 +46,7 @@ class KeyFolder:
             opened.write(f"{run_key.text}\n")
 
     def find(self, keys: Keys) -> RunKey | None:
-        """The key of a generation, if it is known here. Raises InvalidValue where that is no key."""
+        """Return the key of a generation, if it is known here. Raises InvalidValue where that is no key."""
         given = os.environ.get(RUN_KEY)
         if given and (run_key := RunKey(given.strip())).fingerprint == keys.nonce:
             return run_key
@@ -67,7 +67,7 @@ class KeyFolder:
 
 
 def signed(storage: Storage) -> Storage:
-    """`storage` with the keys that are known on this machine."""
+    """Return `storage` with the keys that are known on this machine."""
     return SignedStorage(storage, KeyFolder())
 
 

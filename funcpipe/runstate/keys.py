@@ -54,7 +54,7 @@ class Keys:
 
     @classmethod
     def of(cls, document: OfGeneration) -> "Keys":
-        """The keys of the generation that `document`, a payload or a record, belongs to."""
+        """Return the keys of the generation that `document`, a payload or a record, belongs to."""
         return cls(document.run, document.generation, document.nonce)
 
     def __post_init__(self) -> None:
@@ -129,19 +129,19 @@ class Keys:
         return self._key("halts", f"{number:08d}.verdict")
 
     def bundle(self, stage: int) -> str:
-        """The code bundle of a stage."""
+        """Return the key of the code bundle of a stage."""
         return self._key("stage", f"s{stage}.bundle")
 
     def parameters(self, stage: int) -> str:
-        """The tensors that a stage starts from."""
+        """Return the key of the tensors that a stage starts from."""
         return self._key("stage", f"s{stage}.tensors")
 
     def data(self, name: str) -> str:
-        """An object of the run's data."""
+        """Return the key of an object of the run's data."""
         return self._key("data", name)
 
     def payload(self, worker: str) -> str:
-        """The invocation payload of the first attempt of `worker`."""
+        """Return the key of the invocation payload of the first attempt of `worker`."""
         return self._key("payloads", worker)
 
     @property
@@ -150,7 +150,7 @@ class Keys:
         return self._folder("payloads")
 
     def message(self, worker: str, step: int, task: str) -> str:
-        """The object that `task` of `worker`, a put, writes in `step`."""
+        """Return the key of the object that `task` of `worker`, a put, writes in `step`."""
         return self._key("messages", worker, f"{step:08d}", task)
 
     def messages(self, worker: str) -> str:
@@ -158,7 +158,7 @@ class Keys:
         return self._folder("messages", worker)
 
     def step_report(self, step: int, worker: str) -> str:
-        """The loss that `worker` reports after `step`."""
+        """Return the key of the loss that `worker` reports after `step`."""
         return self._key("steps", f"{step:08d}.{worker}")
 
     @property
@@ -188,7 +188,7 @@ class Keys:
         return self._folder("leases", worker)
 
     def heartbeat(self, worker: str, attempt: int) -> str:
-        """The last heartbeat of an attempt of `worker`."""
+        """Return the key of the last heartbeat of an attempt of `worker`."""
         return self._key("heartbeats", worker, f"{attempt:08d}")
 
     def heartbeats(self, worker: str) -> str:
@@ -205,11 +205,11 @@ class Keys:
         return self._key("hand-overs", worker, f"{attempt:08d}")
 
     def restart(self, worker: str, number: int) -> str:
-        """The restart `number`, counted from 0, of `worker` by its peers."""
+        """Return the key of the restart `number`, counted from 0, of `worker` by its peers."""
         return self._key("restarts", worker, f"{number:08d}")
 
     def function(self, worker: str, attempt: int, token: str) -> str:
-        """The handle of a function that was started for an attempt of `worker`."""
+        """Return the key of the handle of a function that was started for an attempt of `worker`."""
         return self._key("functions", worker, f"{attempt:08d}.{token}")
 
     @property
@@ -218,7 +218,7 @@ class Keys:
         return self._folder("functions")
 
     def worker_report(self, worker: str, attempt: int) -> str:
-        """The report of an attempt of `worker` when it ends."""
+        """Return the key of the report of an attempt of `worker` when it ends."""
         return self._key("reports", worker, f"{attempt:08d}")
 
     @property
@@ -227,7 +227,7 @@ class Keys:
         return self._folder("reports")
 
     def trace(self, worker: str, attempt: int) -> str:
-        """The events of an attempt of `worker`."""
+        """Return the key of the events of an attempt of `worker`."""
         return self._key("traces", worker, f"{attempt:08d}")
 
     @property
@@ -258,7 +258,7 @@ class Keys:
         return self._folder("renewals")
 
     def checkpoint(self, stage: int, name: str) -> str:
-        """A file of a checkpoint of `stage`."""
+        """Return the key of a file of a checkpoint of `stage`."""
         return self._key("checkpoints", f"s{stage}", name)
 
     @property
@@ -303,7 +303,7 @@ class OwnerKeys(Keys):
         return f"{self.run}/owner/"
 
     def owner_lease(self, number: int, token: str) -> str:
-        """The lease of the owner of that number; `token` is its own."""
+        """Return the key of the lease of the owner of that number; `token` is its own."""
         return self._key("leases", f"{number:08d}.{token}")
 
     @property

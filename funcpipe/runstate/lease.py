@@ -118,7 +118,7 @@ class Lease(Fence):
             self._lose(f"attempt {self._attempt + 1} of {self._worker} has begun")
 
     def signed(self, halt: Halt) -> Halt:
-        """`halt` in the name of this attempt."""
+        """Return `halt` in the name of this attempt."""
         return replace(halt, worker=self._worker, attempt=self._attempt)
 
     def check_now(self) -> None:
@@ -197,7 +197,7 @@ class LastAttempt:
 
 
 def last_attempt(storage: Storage, keys: Keys, worker: str) -> LastAttempt | None:
-    """The newest attempt of `worker` that has had its lease; None if there was none."""
+    """Return the newest attempt of `worker` that has had its lease; None if there was none."""
     newest = newest_attempt(storage, keys, worker)
     if newest is None:
         return None
@@ -206,7 +206,7 @@ def last_attempt(storage: Storage, keys: Keys, worker: str) -> LastAttempt | Non
 
 
 def newest_attempt(storage: Storage, keys: Keys, worker: str) -> int | None:
-    """The number of the newest entry among the leases of `worker`; None if there is none."""
+    """Return the number of the newest entry among the leases of `worker`; None if there is none."""
     numbers = [key.rpartition("/")[2] for key in storage.list(keys.leases(worker))]
     return max((int(number) for number in numbers if number.isdecimal()), default=None)
 

@@ -47,7 +47,7 @@ class BudgetGuard:
         return self._account.spent_usd + (age_s + beside_s) * self._account.run_usd_s + hours_usd
 
     def requests_usd(self) -> float:
-        """Dollars for the requests of the run's generation so far."""
+        """Return dollars for the requests of the run's generation so far."""
         return self._account.requests_usd + self._requests_usd()
 
     @property
@@ -86,7 +86,7 @@ class BudgetGuard:
         return None if reason is None else Halt(reason=reason, step=last)
 
     def notice_steps(self, step_s: float) -> int:
-        """The number of steps after which every function has read an order that is given now."""
+        """Return the number of steps after which every function has read an order that is given now."""
         return notice_steps(self._heartbeat_s, step_s)
 
 

@@ -127,7 +127,7 @@ def all_finished(storage: Storage, record: RunRecord) -> bool:
 
 
 def worker_names(record: RunRecord) -> tuple[str, ...]:
-    """The workers of a run, in order of stages and replicas."""
+    """Return the workers of a run, in order of stages and replicas."""
     plan = record.plan
     return tuple(worker_name(stage, replica) for stage in range(len(plan.stages)) for replica in range(plan.replicas))
 
@@ -225,7 +225,7 @@ def _check_again(
 
 
 def _opened(record: RunRecord, open_platform: OpenPlatform | None) -> Platform | None:
-    """The run's platform, if it can be opened from here."""
+    """Return the run's platform, if it can be opened from here."""
     try:
         return None if open_platform is None else open_platform(record.platform)
     except (PlatformError, InputError):

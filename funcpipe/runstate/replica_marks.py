@@ -18,7 +18,7 @@ from funcpipe.runstate.keys import Keys
 
 
 def digest_of(parameters: Iterable[Tensor]) -> str:
-    """A hash of the bits of `parameters`."""
+    """Return a hash of the bits of `parameters`."""
     found = xxhash.xxh3_128()
     for parameter in parameters:
         values = torch.view_as_real(parameter.detach()) if parameter.is_complex() else parameter.detach()
@@ -27,7 +27,7 @@ def digest_of(parameters: Iterable[Tensor]) -> str:
 
 
 def instruction_set() -> str:
-    """The instructions of this processor that torch uses, such as AVX512."""
+    """Return the instructions of this processor that torch uses, such as AVX512."""
     return torch.backends.cpu.get_cpu_capability()
 
 
@@ -64,14 +64,14 @@ def compare(storage: Storage, keys: Keys, worker: WorkerId, own: Mapping[int, Re
 
 
 def difference(stage: int, step: int, replica: int, found: ReplicaMark, expected: ReplicaMark) -> Difference | None:
-    """The difference between two marks of the same step, if there is one."""
+    """Return the difference between two marks of the same step, if there is one."""
     if found.digest == expected.digest:
         return None
     return Difference(stage=stage, step=step, replica=replica, found=found, expected=expected)
 
 
 def last_differences(storage: Storage, keys: Keys, *, stages: int, replicas: int, steps: int) -> list[Difference]:
-    """The replicas that do not agree with replica 0 of their stage after the last step."""
+    """Return the replicas that do not agree with replica 0 of their stage after the last step."""
     found = []
     for stage in range(stages) if replicas > 1 else ():
         marks = [_mark(storage, keys, worker_name(stage, replica), steps) for replica in range(replicas)]
@@ -87,5 +87,5 @@ def _mark(storage: Storage, keys: Keys, worker: str, step: int) -> ReplicaMark |
 
 
 def _mark_keys(storage: Storage, keys: Keys, worker: str) -> dict[int, str]:
-    """The key of the newest attempt's mark of each step that `worker` has marked."""
+    """Return the key of the newest attempt's mark of each step that `worker` has marked."""
     return {int(key.rpartition(".")[2]): key for key in storage.list(keys.progress(worker))}

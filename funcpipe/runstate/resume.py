@@ -52,7 +52,7 @@ class ResumePoint:
 
 
 def load_resume_point(storage: Storage, record: RunRecord, *, from_start: bool = False) -> ResumePoint:
-    """The newest point at which the run can be resumed, with its state; with `from_start`, its beginning.
+    """Return the newest point at which the run can be resumed, with its state; with `from_start`, its beginning.
 
     Raises RunUnknown if all that the run has saved is damaged, or if its beginning is not kept.
     """
@@ -127,7 +127,7 @@ def _check_has_start(record: RunRecord, finished: FinishedRun | None) -> None:
 
 
 def _best(storage: Storage, record: RunRecord, validations: tuple[ValidationReport, ...]) -> StageState | None:
-    """The best model of these validations, if all of its stages are kept."""
+    """Return the best model of these validations, if all of its stages are kept."""
     step, model = validations[-1].best_step if validations else None, BestModel(storage, ValidationKeys.of(record))
     if step is None:
         return None
@@ -157,8 +157,8 @@ def _reported_step(storage: Storage, record: RunRecord, index: CheckpointIndex) 
 def _reported(
     storage: Storage, record: RunRecord, step: int
 ) -> tuple[tuple[float, ...], tuple[int, ...], dict[int, float]]:
-    """The mean loss of each of the first `step` steps, of the replicas whose loss can be read, NaN if there is none;
-    those of the steps that updated nothing; and the learning rates of this generation's steps.
+    """Return the mean loss of each of the first `step` steps, of the replicas whose loss can be read, NaN if there is
+    none; those of the steps that updated nothing; and the learning rates of this generation's steps.
     """
     keys, last = Keys.of(record), len(record.plan.stages) - 1
     losses, replicas = list(record.losses[: step - record.began_step]), record.plan.replicas
@@ -178,7 +178,7 @@ def _reported(
 
 
 def load_first_tensors(storage: Storage, record: RunRecord) -> dict[str, Tensor]:
-    """The tensors of all stages that the run began with, by name. Raises RunUnknown."""
+    """Return the tensors of all stages that the run began with, by name. Raises RunUnknown."""
     keys, found = Keys.of(record), dict[str, Tensor]()
     for stage in range(len(record.plan.stages)):
         try:

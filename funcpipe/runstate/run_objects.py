@@ -85,7 +85,7 @@ class FoundObjects:
 
 
 def generations_of(objects: Iterable[str]) -> tuple[Keys, ...]:
-    """The generations of a run that any of its `objects` belongs to, in ascending order."""
+    """Return the generations of a run that any of its `objects` belongs to, in ascending order."""
     found = {generation_of(key) for key in objects} - {None}
     return tuple(sorted((keys for keys in found if keys is not None), key=lambda keys: (keys.generation, keys.nonce)))
 

@@ -24,7 +24,7 @@ class Keyring(Protocol):
     """Knows the keys of generations."""
 
     def find(self, keys: Keys) -> RunKey | None:
-        """The key of the generation that `keys` name, if it is known here."""
+        """Return the key of the generation that `keys` name, if it is known here."""
 
 
 class OneKey:
@@ -34,7 +34,7 @@ class OneKey:
         self._run_key = run_key
 
     def find(self, keys: Keys) -> RunKey | None:
-        """The key, if it is that generation's."""
+        """Return the key, if it is that generation's."""
         return self._run_key if keys.nonce == self._run_key.fingerprint else None
 
 
@@ -57,7 +57,7 @@ class SignedStorage(StorageWrapper):
         self._store.put(key, data, if_absent=if_absent, gate=gate)
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        """The bytes of an object, without the signature; raises CorruptMessage where that is not right.
+        """Return the bytes of an object, without the signature; raises CorruptMessage where that is not right.
 
         With `stop`, the bytes are as they are, and the caller knows their hash.
         """
@@ -78,7 +78,7 @@ class SignedStorage(StorageWrapper):
 
 
 def key_of(keyring: Keyring, keys: Keys) -> RunKey:
-    """The key of a generation; raises RunKeyMissing."""
+    """Return the key of a generation; raises RunKeyMissing."""
     found = keyring.find(keys)
     if found is None:
         raise RunKeyMissing(keys.run)

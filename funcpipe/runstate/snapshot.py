@@ -47,7 +47,7 @@ class Snapshot(StorageWrapper):
         self._missing.clear()
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        """A whole object, as the wrapped storage has it, or had it when it was read; raises KeyMissing."""
+        """Return a whole object, as the wrapped storage has it, or had it when it was read; raises KeyMissing."""
         if start or stop is not None:
             raise NotImplementedError("a snapshot holds whole objects only")
         folder = _FOLDER.match(key)

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 def worker_reports(storage: Storage, keys: Keys) -> tuple[WorkerReport, ...]:
-    """The reports of all functions that could make one before they ended."""
+    """Return the reports of all functions that could make one before they ended."""
     return tuple(readable_documents(storage, WorkerReport, storage.list(keys.worker_reports)))
 
 
@@ -61,7 +61,7 @@ def reported_requests(storage: Storage, keys: Keys, reports: Sequence[WorkerRepo
 
 
 def request_usd(requests: CountsByKind, prices: PlatformSpec, stores: Stores, *, functions: int) -> float:
-    """Dollars for storage requests and their bytes, and for the invocations of so many functions."""
+    """Return dollars for storage requests and their bytes, and for the invocations of so many functions."""
     return prices.counted_usd(requests, stores) + functions * prices.price_invocation_usd
 
 

@@ -28,11 +28,11 @@ class ValidationKeys(Keys):
 
     @classmethod
     def of(cls, document: OfGeneration) -> "ValidationKeys":
-        """The keys of the generation that `document` belongs to, or that it names."""
+        """Return the keys of the generation that `document` belongs to, or that it names."""
         return cls(document.run, document.generation, document.nonce)
 
     def report(self, step: int) -> str:
-        """The report of the validation after `step` steps."""
+        """Return the key of the report of the validation after `step` steps."""
         return self._key("validations", f"{step:08d}")
 
     @property
@@ -81,7 +81,7 @@ class BestKeys(Keys):
     __slots__ = ()
 
     def checkpoint(self, stage: int, name: str) -> str:
-        """A file of a checkpoint of the best model's `stage`."""
+        """Return the key of a file of a checkpoint of the best model's `stage`."""
         return self._key("best", f"s{stage}", name)
 
     @property
@@ -91,7 +91,7 @@ class BestKeys(Keys):
 
 
 def find_report(storage: Storage, keys: ValidationKeys, step: int) -> ValidationReport | None:
-    """The report of the validation after `step` steps, if there is one."""
+    """Return the report of the validation after `step` steps, if there is one."""
     return find_document(storage, ValidationReport, keys.report(step))
 
 
@@ -103,12 +103,12 @@ def put_report(storage: Storage, keys: ValidationKeys, report: ValidationReport)
 
 
 def load_reports(storage: Storage, keys: ValidationKeys) -> tuple[ValidationReport, ...]:
-    """All reports of the generation, in the order of their steps."""
+    """Return all reports of the generation, in the order of their steps."""
     found = sorted(storage.list(keys.reports))
     return tuple(get_listed_document(storage, ValidationReport, key) for key in found)
 
 
 def newest_report(storage: Storage, keys: ValidationKeys) -> ValidationReport | None:
-    """The report of the newest validation of the generation, if there is one that can be read."""
+    """Return the report of the newest validation of the generation, if there is one that can be read."""
     newest = max(storage.list(keys.reports), default=None)
     return None if newest is None else find_readable_document(storage, ValidationReport, newest)

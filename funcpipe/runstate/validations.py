@@ -24,7 +24,7 @@ def put_part(storage: Storage, key: str, part: Part) -> None:
 
 
 def get_part(storage: Storage, key: str) -> Part:
-    """The part under `key`. Raises KeyMissing, or CorruptMessage if it stays damaged when read again."""
+    """Return the part under `key`. Raises KeyMissing, or CorruptMessage if it stays damaged when read again."""
     for read in range(READS):
         try:
             return codec.decode(storage.get(key))
@@ -54,7 +54,7 @@ class BestModel:
         self._storage.delete_many(sorted(outdated, key=lambda key: not key.endswith(".json")))
 
     def load(self, stage: int, step: int) -> StageState | None:
-        """The stage as it was after `step` steps; None if that is not kept."""
+        """Return the stage as it was after `step` steps; None if that is not kept."""
         name = self._name(stage, step)
         return None if name is None else self._checkpoints.load(stage, name)
 
@@ -66,7 +66,7 @@ class BestModel:
 
 
 def model_of(state: StageState) -> StageState:
-    """`state` without that of the optimiser, the schedule and the average."""
+    """Return `state` without that of the optimiser, the schedule and the average."""
     learning = (OPTIMIZER, f"{SCHEDULER}/", AVERAGED)
     tensors = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(learning)}
     settings = {name: value for name, value in state.settings.items() if name not in (SCHEDULER, AVERAGE)}

@@ -10,7 +10,7 @@ AHEAD = 2
 
 
 def forward_graph(*, stages: int, replicas: int, micro_batches: int, routes: Routes) -> Graph:
-    """The tasks of all workers for so many micro-batches; micro-batch m belongs to replica m mod `replicas`."""
+    """Return the tasks of all workers for so many micro-batches; micro-batch m belongs to replica m mod `replicas`."""
     links = find_links(routes, stages)
     tasks: list[Task] = []
     needs: list[tuple[int, ...]] = []

@@ -23,21 +23,21 @@ class Graph:
     needs: tuple[tuple[int, ...], ...]
 
     def lanes(self) -> Mapping[Lane, Sequence[int]]:
-        """For each lane the positions of its tasks, in order."""
+        """Return the positions of each lane's tasks, in order."""
         found: dict[tuple[int, int, Resource], list[int]] = defaultdict(list)
         for position, task in enumerate(self.tasks):
             found[task[1], task[2], RESOURCES[task[0]]].append(position)
         return {Lane(*lane): positions for lane, positions in found.items()}
 
     def of_worker(self, stage: int, replica: int) -> "Graph":
-        """The tasks of one worker and their dependencies on each other; it meets the others in storage only."""
+        """Return the tasks of one worker and their dependencies on each other; it meets the others in storage only."""
         kept = [i for i, task in enumerate(self.tasks) if (task.stage, task.replica) == (stage, replica)]
         place = {position: new for new, position in enumerate(kept)}
         needs = (tuple(place[need] for need in self.needs[position] if need in place) for position in kept)
         return Graph(tuple(self.tasks[position] for position in kept), tuple(needs))
 
     def readers(self) -> Mapping[Task, tuple[Task, ...]]:
-        """For each put the gets that read its object."""
+        """Return the gets that read each put's object."""
         found: dict[Task, list[Task]] = defaultdict(list)
         for task in self.tasks:
             if task.kind.is_get:
@@ -74,7 +74,7 @@ class StepShape:
 
 
 def build_graph(shape: StepShape) -> Graph:
-    """The tasks of one step of all workers; micro-batch m belongs to replica m mod `replicas`."""
+    """Return the tasks of one step of all workers; micro-batch m belongs to replica m mod `replicas`."""
     links = find_links(shape.routes, shape.stages)
     tasks: list[Task] = []
     needs: list[tuple[int, ...]] = []
@@ -126,7 +126,7 @@ class _Asked:
 
 
 def _worker_tasks(shape: StepShape, links: Links, stage: int, replica: int) -> Tasks:
-    """Everything that one worker does before its update."""
+    """Yield everything that one worker does before its update."""
     mine = range(replica, shape.micro_batches, shape.replicas)
     gradients: tuple[Task, ...] = ()
     buckets, partners = _buckets(shape, links, stage), _partners(shape, stage, replica)
@@ -193,7 +193,7 @@ def _add_tied(shape: StepShape, stage: int, replica: int, gradients: tuple[Task,
 
 
 def _share_tied(shape: StepShape, stage: int, replica: int, summed: tuple[Task, ...]) -> Tasks:
-    """The first holder's sum over stages and replicas → to the other holders."""
+    """Yield the first holder's sum over stages and replicas → to the other holders."""
     for part, route in _held_ties(shape, stage):
         if stage == route.stages[0]:
             yield Task(Kind.PUT_TIED_SUM, stage, replica, part=part), summed

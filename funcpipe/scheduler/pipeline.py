@@ -33,7 +33,7 @@ class Links:
 
 
 def find_links(routes: Routes, stages: int) -> tuple[Links, ...]:
-    """The links of each stage. Parts number the activation routes of a producer."""
+    """Return the links of each stage. Parts number the activation routes of a producer."""
     reads: dict[int, list[tuple[int, int]]] = defaultdict(list)
     writes: dict[int, list[int]] = defaultdict(list)
     for part, route in routes.numbered_activations():
@@ -70,7 +70,7 @@ class Pipeline:
     partners: tuple[int, ...] | None = None
 
     def tasks(self) -> Tasks:
-        """All forwards and backwards in the order of the schedule, with their transfers.
+        """Yield all forwards and backwards in the order of the schedule, with their transfers.
 
         Receives run ahead of the computation only as far as memory is reserved for them: one micro-batch more than the
         schedule has in flight, and `BUFFERS` gradients.
@@ -137,7 +137,7 @@ class Pipeline:
             yield put, (backward,)
 
     def last_buckets(self) -> tuple[Task, ...]:
-        """The buckets of the last backward, without its rest."""
+        """Return the buckets of the last backward, without its rest."""
         if not self.mine:
             return ()
         last = list(actions(self.schedule, self.mine, stage=self.stage, stages=self.stages))[-1].micro_batch

@@ -37,7 +37,7 @@ def in_flight(schedule: ScheduleKind, *, stage: int, stages: int, micro_batches:
 def actions(
     schedule: ScheduleKind, micro_batches: Sequence[int], *, stage: int = 0, stages: int = 1
 ) -> tuple[Action, ...]:
-    """The order of one stage's computation for `micro_batches`, given in ascending order."""
+    """Return the order of one stage's computation for `micro_batches`, given in ascending order."""
     if schedule is ScheduleKind.GPIPE:
         return _gpipe(micro_batches)
     held = in_flight(schedule, stage=stage, stages=stages, micro_batches=len(micro_batches))
@@ -45,7 +45,7 @@ def actions(
 
 
 def _gpipe(micro_batches: Sequence[int]) -> tuple[Action, ...]:
-    """All forwards in ascending order, then all backwards in descending order (GPipe; FuncPipe section 3.1).
+    """Return all forwards in ascending order, then all backwards in descending order (GPipe; FuncPipe section 3.1).
 
     ::
 
@@ -59,7 +59,7 @@ def _gpipe(micro_batches: Sequence[int]) -> tuple[Action, ...]:
 
 
 def _one_forward_one_backward(micro_batches: Sequence[int], held: int) -> tuple[Action, ...]:
-    """`held` forwards, then backwards and forwards by turns, then the other backwards; all in ascending order.
+    """Return `held` forwards, then backwards and forwards by turns, then the other backwards; all in ascending order.
 
     With one micro-batch in flight for each stage to the end this is 1F1B (PipeDream-Flush, Narayanan et al., ICML
     2021); with 2 n - 1 for n stages to the end, eager 1F1B (Zhuang et al., MLSys 2023), which covers transfers that

@@ -109,7 +109,7 @@ class Task(NamedTuple):
 
     @staticmethod
     def parse(text: str) -> "Task":
-        """The task that prints as `text`; raises InvalidValue for any other text."""
+        """Return the task that prints as `text`; raises InvalidValue for any other text."""
         match = _TASK.fullmatch(text)
         if match is None or match["kind"] not in _KINDS:
             raise InvalidValue("task", text, "must read like 'forward.s0.r1.m3'")
@@ -132,7 +132,7 @@ _TASK = re.compile(
 
 
 def source_of(get: Task) -> Task:
-    """The put that writes the object which `get` reads."""
+    """Return the put that writes the object which `get` reads."""
     assert get.peer is not None, f"{get} has no peer to read from"
     match get.kind:
         case Kind.GET_ACTIVATION:

@@ -19,14 +19,14 @@ from funcpipe.training.recipe import LossFunction, OptimizerFactory
 
 
 def call_arguments(inputs: Tensor | tuple[Any, ...] | Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The positional and the keyword arguments that a module is called with."""
+    """Return the positional and the keyword arguments that a module is called with."""
     if isinstance(inputs, Mapping):
         return (), dict(inputs)
     return ((inputs,) if isinstance(inputs, Tensor) else tuple(inputs)), {}
 
 
 def loss_of_output(output: Any, _: Any) -> Tensor:
-    """The loss that a module computed itself: the attribute or item `loss` of its output. Raises DataError."""
+    """Return the loss that a module computed itself: the attribute or item `loss` of its output. Raises DataError."""
     loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
     if not isinstance(loss, Tensor):
         raise DataError(f"the module's output, a {type(output).__name__}, holds no loss; give a loss_fn")
@@ -41,7 +41,7 @@ class LossWithTarget:
         self._target = target
 
     def __call__(self, output: Any) -> Tensor:
-        """The loss of `output` against the target; of a weighted one, its sum."""
+        """Return the loss of `output` against the target; of a weighted one, its sum."""
         found = self._loss(output, self._target)
         loss: Tensor = found[0] if isinstance(found, tuple) else found
         return loss
@@ -54,13 +54,13 @@ class DatasetFactory:
         self._dataset = dataset
 
     def __call__(self) -> MapDataset:
-        """The dataset."""
+        """Return the dataset."""
         return self._dataset
 
 
 @in_turn()
 def optimizer_kind(factory: OptimizerFactory, shapes: Sequence[ParameterShape] = ()) -> OptimizerKind:
-    """The kind of optimiser by how many values it keeps per parameter, found by taking one step with it.
+    """Return the kind of optimiser by how many values it keeps per parameter, found by taking one step with it.
 
     `shapes` are the parameters of the model; the step is taken with small ones of these names. Raises InputError if
     the optimiser cannot take it.

@@ -104,7 +104,7 @@ class WeightAverage:
         self._count += 1
 
     def added_to(self, state: StageState) -> StageState:
-        """`state` with the average; its tensors are not copied."""
+        """Return `state` with the average; its tensors are not copied."""
         tensors = {AVERAGED + name: tensor for name, tensor in self._averaged.items()}
         return with_settings(state, {AVERAGE: {"count": self._count}}, tensors)
 

@@ -32,7 +32,7 @@ class BatchLayout:
     dims: tuple[int | None, ...]
 
     def join(self, values: Sequence[tuple[Any, Any]], samples: Sequence[int]) -> tuple[Any, Any]:
-        """The output and the target of a batch, of those of its micro-batches, which have so many `samples`.
+        """Return the output and the target of a batch, of those of its micro-batches, which have so many `samples`.
 
         All tensors are copies, into which a loss may write. Raises DataError for what cannot be laid side by side.
         """
@@ -53,19 +53,19 @@ class BatchLayout:
 
 
 def first_dims(output: Any, target: Any) -> BatchLayout:
-    """The layout if samples lie along the first dimension of all tensors that have one."""
+    """Return the layout if samples lie along the first dimension of all tensors that have one."""
     leaves, _ = flatten((output, target))
     return BatchLayout(tuple(0 if isinstance(leaf, Tensor) and leaf.dim() else None for leaf in leaves))
 
 
 def name_of(path: str) -> str:
-    """The leaf at a path in (output, target) in words: `.0.logits` is output.logits."""
+    """Return the leaf at a path in (output, target) in words: `.0.logits` is output.logits."""
     place, _, rest = path.removeprefix(".").partition(".")
     return ("output", "target")[int(place)] + (f".{rest}" if rest else "")
 
 
 def described(leaf: Any) -> str:
-    """A tensor by its shape; anything else by its type."""
+    """Return a tensor by its shape; anything else by its type."""
     return f"a tensor {list(leaf.shape)}" if isinstance(leaf, Tensor) else f"a {type(leaf).__name__}"
 
 

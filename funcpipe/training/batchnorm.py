@@ -78,7 +78,7 @@ class RunningStatistics:
 
 
 def _weak_hook(method: weakref.WeakMethod[Any]) -> Any:
-    """A hook of a module that calls `method` but does not keep its object alive."""
+    """Return a hook of a module that calls `method` but does not keep its object alive."""
 
     def before(module: nn.Module, args: Any) -> None:
         call = method()

@@ -180,7 +180,7 @@ class Computation:
         self._optimizer.update_split(round_number, values)
 
     def tied_sums(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """The gradients of the whole global batch of tied parameters that this stage sums."""
+        """Return the gradients of the whole global batch of tied parameters that this stage sums."""
         if self._flat is None:
             return self.tied.gradients(names)
         sums = {name: self._flat.summed(self.tied.parameter(name)) for name in names}

@@ -38,7 +38,7 @@ class MapDataset(Sized, Protocol):
     """
 
     def __getitem__(self, index: int, /) -> Any:
-        """The sample at `index`."""
+        """Return the sample at `index`."""
 
 
 @runtime_checkable
@@ -46,10 +46,10 @@ class MeteredFactory(Protocol):
     """A factory of a dataset that lies in object storage, of which the requests are counted where it is read."""
 
     def __call__(self) -> MapDataset:
-        """The dataset."""
+        """Return the dataset."""
 
     def open(self, meter: RequestMeter) -> MapDataset:
-        """The dataset; `meter` counts what it asks of the storage."""
+        """Return the dataset; `meter` counts what it asks of the storage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +111,7 @@ class Batches:
         return frozenset(sizes - {0})
 
     def beside(self, index: int) -> int:
-        """A sample that may lie in one micro-batch with that at `index`: the first one that does, or of all."""
+        """Return a sample that may lie in one micro-batch with that at `index`: the first one that does, or of all."""
         if self.shuffle:
             return 0 if self.micro_batch > 1 else index
         return index - index % self.global_batch % self.micro_batch
@@ -126,16 +126,16 @@ class Batches:
         return min(self.global_batch, self.samples - first_sample)
 
     def steps_from(self, first: int, epochs: int) -> Iterator[Step]:
-        """The steps of `epochs` epochs of training, without the first `first` steps."""
+        """Yield the steps of `epochs` epochs of training, without the first `first` steps."""
         for epoch in range(first // self.steps_per_epoch, epochs):
             yield from self._steps(epoch, max(first - epoch * self.steps_per_epoch, 0))
 
     def epoch(self, epoch: int) -> tuple[Step, ...]:
-        """The steps of one epoch, numbered from the start of training."""
+        """Return the steps of one epoch, numbered from the start of training."""
         return tuple(self._steps(epoch, 0))
 
     def _steps(self, epoch: int, first: int) -> Iterator[Step]:
-        """The steps of one epoch, without its first `first`; each is made when it is asked for."""
+        """Yield the steps of one epoch, without its first `first`; each is made when it is asked for."""
         batch = self._batches_of(epoch)
         for number in range(first, self.steps_per_epoch):
             yield Step(
@@ -154,7 +154,7 @@ class Batches:
 
 
 def sample_order(samples: int, seed: int, epoch: int) -> tuple[int, ...]:
-    """The order of the sample indices 0 … `samples` - 1 in one epoch."""
+    """Return the order of the sample indices 0 … `samples` - 1 in one epoch."""
     generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
     return tuple(torch.randperm(samples, generator=generator).tolist())
 
@@ -180,7 +180,7 @@ class KeywordCollate:
     function: Collate | None
 
     def __call__(self, samples: list[Any]) -> LoadedBatch:
-        """The batch of `samples`."""
+        """Return the batch of `samples`."""
         return collated(samples, range(len(samples)), self)
 
 
@@ -190,7 +190,7 @@ def is_default_collate(collate: Collate | None) -> bool:
 
 
 def load_batch(dataset: MapDataset, indices: Sequence[int], collate: Collate | None = None) -> LoadedBatch:
-    """The samples at `indices` as one batch, made by `collate` or as torch does without one.
+    """Return the samples at `indices` as one batch, made by `collate` or as torch does without one.
 
     Raises DataError, also for whatever the dataset or `collate` raise.
     """
@@ -198,7 +198,7 @@ def load_batch(dataset: MapDataset, indices: Sequence[int], collate: Collate | N
 
 
 def read_samples(dataset: MapDataset, indices: Sequence[int]) -> list[Any]:
-    """The samples at `indices`. Raises DataError for whatever the dataset raises."""
+    """Return the samples at `indices`. Raises DataError for whatever the dataset raises."""
     samples = []
     for index in indices:
         with user_code_errors(f"sample {index} of the dataset, which has {len(dataset)}, cannot be read"):
@@ -207,7 +207,7 @@ def read_samples(dataset: MapDataset, indices: Sequence[int]) -> list[Any]:
 
 
 def one_batch(samples: list[Any], indices: Sequence[int], collate: Collate | None = None) -> LoadedBatch:
-    """`samples`, which lie at `indices`, as one batch, made by `collate` or as torch does without one.
+    """Return `samples`, which lie at `indices`, as one batch, made by `collate` or as torch does without one.
 
     Raises DataError, also for whatever `collate` raises.
     """
@@ -216,7 +216,7 @@ def one_batch(samples: list[Any], indices: Sequence[int], collate: Collate | Non
 
 
 def collated(samples: list[Any], indices: Sequence[int], collate: Collate | None) -> LoadedBatch:
-    """The same. Raises what `collate` raises, and DataError for what it returns."""
+    """Return the same. Raises what `collate` raises, and DataError for what it returns."""
     by_name = isinstance(collate, KeywordCollate)
     function = collate.function if isinstance(collate, KeywordCollate) else collate
     batch = collate_tensors(samples, indices) if function is None else function(samples)
@@ -224,7 +224,7 @@ def collated(samples: list[Any], indices: Sequence[int], collate: Collate | None
 
 
 def collate_tensors(samples: list[Any], indices: Sequence[int]) -> Any:
-    """`samples`, which lie at `indices`, stacked as torch does it. Raises DataError if they differ in shape."""
+    """Return `samples`, which lie at `indices`, stacked as torch does it. Raises DataError if they differ in shape."""
     for index, sample in zip(indices, samples, strict=True):
         if not _is_sample(sample):
             raise DataError(
@@ -243,7 +243,7 @@ def collate_tensors(samples: list[Any], indices: Sequence[int]) -> Any:
 
 
 def as_batch(batch: Any, *, by_name: bool = False) -> LoadedBatch:
-    """A collated batch in the form that training uses; of two parts, the first may hold the arguments `by_name`.
+    """Return a collated batch in the form that training uses; of two parts, the first may hold the arguments `by_name`.
 
     The target of a dictionary alone is what it has for labels. Raises DataError if it is neither a tuple nor a
     dictionary.
@@ -304,7 +304,7 @@ def _difference(one: Any, other: Any, name: str) -> tuple[str, str] | None:
 
 
 def few(indices: Sequence[int]) -> str:
-    """The first of some indices, in words."""
+    """Return the first of some indices, in words."""
     return ", ".join(map(str, indices[:4])) + (", …" if len(indices) > 4 else "")
 
 

@@ -93,7 +93,7 @@ class SourceFactory:
     make: Callable[[], Any]
 
     def __call__(self) -> MapDataset:
-        """The dataset."""
+        """Return the dataset."""
         made = self.make()
         return cast(MapDataset, made.dataset if isinstance(made, DataLoader) else made)
 

@@ -47,11 +47,11 @@ class StageEvaluation:
     keep_outputs: bool = False
 
     def batches(self, plan: Plan) -> Batches:
-        """The batches of the data, in its own order, cut into micro-batches as in training."""
+        """Return the batches of the data, in its own order, cut into micro-batches as in training."""
         return evaluation_batches(self.samples, plan)
 
     def previous(self, step: int) -> int:
-        """The step of the validation before the one after `step` steps; 0 if there is none."""
+        """Return the step of the validation before the one after `step` steps; 0 if there is none."""
         return step - self.every if self.every else 0
 
 
@@ -62,7 +62,7 @@ def evaluation_batches(samples: int, plan: Plan) -> Batches:
 
 
 def named_outputs(output: Any, samples: int) -> dict[str, Tensor]:
-    """The tensors of a model's output for so many samples, by name; one alone is called `output`.
+    """Return the tensors of a model's output for so many samples, by name; one alone is called `output`.
 
     Raises DataError for an output that is no tensor, or whose first dimension is not the batch.
     """
@@ -128,7 +128,7 @@ class Evaluation:
                 self.outputs |= {f"{micro_batch}/{name}": tensor for name, tensor in named.items()}
 
     def take_activations(self, micro_batch: int, names: Iterable[str]) -> dict[str, Tensor]:
-        """The values `names` from the forward of `micro_batch`, to be sent; they are no longer held here."""
+        """Return the values `names` from the forward of `micro_batch`, to be sent; they are no longer held here."""
         sent = self._sent[micro_batch]
         return {name: sent.pop(name) for name in names}
 

@@ -63,7 +63,7 @@ class FirstBatch:
 
 
 def first_batch(dataset: MapDataset, micro_batch: int, collate: Collate | None, model: nn.Module) -> FirstBatch:
-    """The first micro-batch of `dataset`, as `model` takes it.
+    """Return the first micro-batch of `dataset`, as `model` takes it.
 
     Raises DataError, also for whatever the dataset or `collate` raise.
     """
@@ -100,7 +100,7 @@ def _by_name(batch: LoadedBatch) -> LoadedBatch:
 
 
 def largest_batch(dataset: MapDataset, micro_batch: int, collate: Collate | None, model: nn.Module) -> FirstBatch:
-    """The micro-batch of so many samples with the largest inputs of some that are spread over `dataset`.
+    """Return the micro-batch of so many samples with the largest inputs of some that are spread over `dataset`.
 
     Raises DataError as `first_batch` does, and for a dataset without so many samples.
     """
@@ -125,7 +125,7 @@ def check_enough(dataset: MapDataset, micro_batch: int) -> None:
 
 
 def spread(samples: int, micro_batch: int, batches: int) -> Iterator[range]:
-    """The indices of so many micro-batches, from the first to the last of the dataset."""
+    """Yield the indices of so many micro-batches, from the first to the last of the dataset."""
     last = samples - micro_batch
     for number in range(batches):
         first = last * number // max(1, batches - 1)
@@ -146,7 +146,7 @@ def kept_samples(dataset: MapDataset, collate: Collate, samples: int) -> KeptSam
 
 
 def _collated(samples: Sequence[Any], collate: Collate, what: str) -> LoadedBatch:
-    """A batch of `samples`, which a collate function that takes items out of them leaves as they are."""
+    """Return a batch of `samples`, which a collate function that takes items out of them leaves as they are."""
     copies = [copy.copy(sample) if isinstance(sample, dict | list) else sample for sample in samples]
     with preserve_state(nn.Module()), user_code_errors(f"the collate_fn fails on {what}"):
         return collated(copies, range(len(copies)), collate)

@@ -43,11 +43,11 @@ class Layout:
         return self._starts[-1]
 
     def slice_of(self, number: int) -> slice:
-        """The elements of parameter `number`."""
+        """Return the elements of parameter `number`."""
         return slice(self._starts[number], self._starts[number + 1])
 
     def parameters_in(self, start: int, stop: int) -> Iterator[int]:
-        """The numbers of the parameters that have elements in [start, stop)."""
+        """Yield the numbers of the parameters that have elements in [start, stop)."""
         for number in range(len(self.parameters)):
             if self._starts[number] < stop and self._starts[number + 1] > start:
                 yield number
@@ -122,11 +122,11 @@ class FlatGradient:
             view.copy_(extra)
 
     def sum_of_squares(self) -> float:
-        """The sum of the squares of all gradients in the vector, which the replicas have summed."""
+        """Return the sum of the squares of all gradients in the vector, which the replicas have summed."""
         return sum_of_squares([self._flat[self.layout.head :]])
 
     def summed(self, parameter: nn.Parameter) -> Tensor | None:
-        """The gradient of `parameter` in the summed vector, a view of it; None if no replica has any."""
+        """Return the gradient of `parameter` in the summed vector, a view of it; None if no replica has any."""
         values = self._values(self._number[id(parameter)])
         return None if is_absent(values) else _in_form_of(parameter, values)
 
@@ -146,7 +146,7 @@ class FlatGradient:
         return self.summed_extras()
 
     def summed_extras(self) -> tuple[Tensor, ...]:
-        """The head of the vector, which the replicas have summed, as the extra tensors."""
+        """Return the head of the vector, which the replicas have summed, as the extra tensors."""
         return tuple(view.to(dtype) for view, dtype in zip(self._extras(), self._extra_dtypes, strict=True))
 
     def _values(self, number: int) -> Tensor:
@@ -197,7 +197,7 @@ def real_elements(parameter: Tensor) -> int:
 
 
 def _in_form_of(parameter: Tensor, values: Tensor) -> Tensor:
-    """Elements of the vector in the shape and dtype of `parameter`."""
+    """Return elements of the vector in the shape and dtype of `parameter`."""
     if not parameter.is_complex():
         return values.view_as(parameter).to(parameter.dtype)
     return torch.complex(values[::2], values[1::2]).view(parameter.shape).to(parameter.dtype)

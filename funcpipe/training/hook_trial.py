@@ -38,7 +38,7 @@ def check_hooks(model: nn.Module, used: Collection[nn.Parameter]) -> None:
 
 
 def listed(names: Collection[str]) -> str:
-    """The first of `names`, and how many more there are."""
+    """Return the first of `names`, and how many more there are."""
     first = ", ".join(list(names)[:3])
     return first if len(names) <= 3 else f"{first} and {len(names) - 3} more"
 
@@ -55,7 +55,7 @@ def _refuse_accumulated(named: Mapping[str, nn.Parameter]) -> None:
 
 
 def _parts_of(model: nn.Module) -> dict[int, str]:
-    """The modules, parameters and buffers of `model` in words, by identity."""
+    """Return the modules, parameters and buffers of `model` in words, by identity."""
     found = {id(buffer): f"the buffer {name}" for name, buffer in model.named_buffers()}
     found |= {id(parameter): f"the parameter {name}" for name, parameter in model.named_parameters()}
     modules = {id(m): f"the module {path} ({type(m).__name__})" for path, m in model.named_modules()}
@@ -166,7 +166,7 @@ def _check_grad_unread(name: str, hooks: tuple[Hook, ...], gradient: Tensor, see
 
 
 def _parameters(hooks: tuple[Hook, ...]) -> list[tuple[str, nn.Parameter]]:
-    """The parameters that hooks reach, each with its path."""
+    """Return the parameters that hooks reach, each with its path."""
     return [(path, value) for hook in hooks for path, value in reaches(hook) if isinstance(value, nn.Parameter)]
 
 

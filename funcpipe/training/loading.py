@@ -51,7 +51,7 @@ class Order:
         self._replicas = replicas
 
     def starting_at(self, step: int, micro_batch: int) -> Iterator[Request]:
-        """The micro-batches from `micro_batch` of `step` on."""
+        """Yield the micro-batches from `micro_batch` of `step` on."""
         for item in self._batches.steps_from(step, self._epochs):
             for m in range(self._replica, len(item.micro_batches), self._replicas):
                 if item.number > step or m >= micro_batch:
@@ -115,7 +115,7 @@ class Loader:
         return now_s - began_s, now_s - self._ended_s
 
     def take(self, step: int, micro_batch: int) -> Batch:
-        """A micro-batch that was loaded; it is no longer kept here."""
+        """Return a micro-batch that was loaded; it is no longer kept here."""
         return self._kept.pop((step, micro_batch))
 
     def _loader(self, step: int, micro_batch: int) -> DataLoader[Any]:
@@ -170,7 +170,7 @@ class ByValue:
 
 
 def data_loader(samples: Any, requests: Iterable[Request], **options: Any) -> DataLoader[Any]:
-    """A DataLoader that fetches each of `requests` from `samples`, in their order."""
+    """Return a DataLoader that fetches each of `requests` from `samples`, in their order."""
     return DataLoader(
         samples,
         batch_sampler=requests,  # type: ignore[arg-type]  # a request is a batch

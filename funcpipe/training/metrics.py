@@ -43,7 +43,7 @@ class Measure(Protocol):
         """Return the sums since the part began."""
 
     def value(self, parts: Sequence[Part], samples: int) -> float:
-        """The metric over all parts, which have so many samples. Raises DataError unless it is one number."""
+        """Return the metric over all parts, which have so many samples. Raises DataError unless it is one number."""
 
 
 def is_torchmetric(metric: Any) -> bool:
@@ -57,7 +57,7 @@ def _is_evaluate_metric(metric: Any) -> bool:
 
 
 def made_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Each metric as an object of its own, or as a function; factories are called.
+    """Return each metric as an object of its own, or as a function; factories are called.
 
     Raises InvalidValue for what is neither, and for a torchmetric that keeps its state in others.
     """
@@ -76,14 +76,14 @@ def made_metrics(metrics: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def measure_of(name: str, metric: Any) -> Measure:
-    """The metric of that name, one of `made_metrics`, part by part."""
+    """Return the metric of that name, one of `made_metrics`, part by part."""
     if is_torchmetric(metric):
         return _Torchmetric(name, metric)
     return _Evaluates(name, metric) if _is_evaluate_metric(metric) else _Mean(name, metric)
 
 
 def one_number(what: str, value: Any) -> float:
-    """`value` as a number. Raises DataError for anything else."""
+    """Return `value` as a number. Raises DataError for anything else."""
     if isinstance(value, Tensor) and value.numel() == 1:
         return float(value.detach())
     if isinstance(value, numbers.Real):
@@ -93,7 +93,7 @@ def one_number(what: str, value: Any) -> float:
 
 
 def total(parts: Sequence[Part], name: str) -> float:
-    """The sum of a number of all parts, in their order."""
+    """Return the sum of a number of all parts, in their order."""
     found = 0.0
     for part in parts:
         found += float(part[name])
@@ -105,7 +105,7 @@ def _is_object(metric: Any) -> bool:
 
 
 def _own(name: str, metric: Any) -> Any:
-    """A copy of a metric that holds a state; a function as it is."""
+    """Return a copy of a metric that holds a state; a function as it is."""
     try:
         return copy.deepcopy(metric) if _is_object(metric) else metric
     except Exception as error:
@@ -188,7 +188,7 @@ class _Torchmetric:
         return one_number(f"the metric {self._name}", self._computed(parts))
 
     def _computed(self, parts: Sequence[Part]) -> Any:
-        """The value with the states of all parts, each combined by its reduction."""
+        """Return the value with the states of all parts, each combined by its reduction."""
         used = [part for part in parts if int(part[f"updates/{self._name}"])]
         updates = [int(part[f"updates/{self._name}"]) for part in used]
         combined = copy.deepcopy(self._metric)
@@ -267,7 +267,7 @@ def _array(items: Sequence[Tensor]) -> Any:
 
 
 def _named(prefix: str, state: Any) -> Part:
-    """A state of a metric as tensors by name."""
+    """Return a state of a metric as tensors by name."""
     if isinstance(state, Tensor):
         return {prefix: state.detach()}
     return {f"{prefix}#{i}": torch.as_tensor(item).detach() for i, item in enumerate(state)}

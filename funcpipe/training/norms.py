@@ -34,7 +34,7 @@ class LossScale:
     good_steps: int = 0
 
     def after(self, *, finite: bool) -> "LossScale":
-        """The next step's scale: half after an overflow, double after `GROWTH_STEPS` steps without one."""
+        """Return the next step's scale: half after an overflow, double after `GROWTH_STEPS` steps without one."""
         if not finite:
             return LossScale(self.factor / 2)
         if self.good_steps + 1 == GROWTH_STEPS:
@@ -95,7 +95,7 @@ class GradientNorm:
         return tuple(stage for stage, squares in sorted(self._squares.items()) if not math.isfinite(squares))
 
     def finish_step(self) -> float | None:
-        """The factor for the step's gradients; None if they are not finite and the step must be skipped.
+        """Return the factor for the step's gradients; None if they are not finite and the step must be skipped.
 
         Raises NotFinite if that is to end the run, and no loss scale makes them finite.
         """
@@ -129,19 +129,19 @@ class GradientNorm:
 
 
 def sum_of_squares(tensors: Iterable[Tensor | None]) -> float:
-    """The sum of the squares of all elements, computed in double precision; None stands for no gradient."""
+    """Return the sum of the squares of all elements, computed in double precision; None stands for no gradient."""
     present = [as_real(tensor) for tensor in tensors if tensor is not None]
     norms = [float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in present]
     return _sum(norm * norm for norm in norms)
 
 
 def as_real(tensor: Tensor) -> Tensor:
-    """`tensor`, a complex one with its real and imaginary parts as the last dimension."""
+    """Return `tensor`, a complex one with its real and imaginary parts as the last dimension."""
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _sum(values: Iterable[float]) -> float:
-    """The sum of `values`, none of which is negative; infinity where it is too large for a float."""
+    """Return the sum of `values`, none of which is negative; infinity where it is too large for a float."""
     try:
         return math.fsum(values)
     except OverflowError:

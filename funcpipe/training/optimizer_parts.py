@@ -79,8 +79,8 @@ def find_difference(
     *,
     cut: bool = False,
 ) -> Difference | None:
-    """The first difference between the optimiser that `factory` makes of a model with these trainable parameters, and
-    those of its `parts`, each given by the names of its parameters; None if there is none.
+    """Return the first difference between the optimiser that `factory` makes of a model with these trainable
+    parameters, and those of its `parts`, each given by the names of its parameters; None if there is none.
 
     Parameters of no part never have a gradient. With `cut` each part is divided too, inside each of its parameters.
     """
@@ -231,7 +231,7 @@ def _chosen(
 
 
 def _ranks(optimizer: Optimizer) -> dict[int, int]:
-    """The place of each parameter in its group, by its id."""
+    """Return the place of each parameter in its group, by its id."""
     return {id(p): place for group in optimizer.param_groups for place, p in enumerate(group["params"])}
 
 
@@ -247,7 +247,7 @@ def _drawn(shapes: Sequence[ParameterShape], names: Collection[str], *, scale: f
 def _gradients(
     shapes: Sequence[ParameterShape], names: Collection[str], norms: Sequence[float]
 ) -> Iterator[dict[str, Tensor]]:
-    """The gradients of each step, of about these norms."""
+    """Yield the gradients of each step, of about these norms."""
     direction = _drawn(shapes, names, scale=1.0, seed=1)
     noise = _drawn(shapes, names, scale=1.0, seed=2)
     elements = max(1, sum(tensor.numel() for tensor in direction.values()))
@@ -260,7 +260,7 @@ def _gradients(
 
 
 def _finite(gradient: Tensor) -> Tensor:
-    """`gradient` in the range of its dtype, which is small for float16."""
+    """Return `gradient` in the range of its dtype, which is small for float16."""
     if gradient.dtype is not torch.float16:
         return gradient
     most = torch.finfo(torch.float16).max / 4

@@ -35,7 +35,7 @@ def small_parameters(shapes: Sequence[ParameterShape]) -> list[tuple[str, nn.Par
 
 
 def small_shapes(shapes: Sequence[ParameterShape]) -> tuple[ParameterShape, ...]:
-    """The same parameters, in a large model with a few elements each."""
+    """Return the same parameters, in a large model with a few elements each."""
     if _is_small(shapes):
         return tuple(shapes)
     return tuple(replace(shape, shape=tuple(min(size, _SMALL) for size in shape.shape)) for shape in shapes)

@@ -37,13 +37,13 @@ class ParameterShape:
     dtype: torch.dtype
 
     def stand_in(self) -> nn.Parameter:
-        """A parameter of this shape that takes the memory of one element."""
+        """Return a parameter of this shape that takes the memory of one element."""
         return nn.Parameter(torch.zeros((), dtype=self.dtype).expand(self.shape))
 
 
 def trainable_shapes(model: nn.Module, loss: LossFunction | None = None) -> tuple[ParameterShape, ...]:
-    """The trainable parameters of `model`, in its order, and then those of `loss`; tied ones once, under their first
-    name.
+    """Return the trainable parameters of `model`, in its order, and then those of `loss`; tied ones once, under their
+    first name.
 
     Lazy ones, which have no shape yet, are left out. Raises ModelError for what is no module.
     """
@@ -66,7 +66,7 @@ def takes_names(factory: Callable[..., Any]) -> bool:
 
 
 def call_factory(factory: OptimizerFactory, named: Sequence[tuple[str, nn.Parameter]]) -> Optimizer:
-    """The optimiser that `factory` makes of parameters, of which it gets the names if it asks for them."""
+    """Return the optimiser that `factory` makes of parameters, of which it gets the names if it asks for them."""
     if takes_names(factory):
         return factory(**{NAMED: list(named)})
     return factory([parameter for _, parameter in named])
@@ -75,7 +75,7 @@ def call_factory(factory: OptimizerFactory, named: Sequence[tuple[str, nn.Parame
 def stage_optimizer(
     factory: OptimizerFactory, own: Mapping[str, nn.Parameter], whole: Sequence[ParameterShape]
 ) -> Optimizer:
-    """The optimiser of a stage's `own` parameters, which is made as that of the `whole` model.
+    """Return the optimiser of a stage's `own` parameters, which is made as that of the `whole` model.
 
     `own` has each parameter under its name in `whole`, or under a name of its own if that does not hold it.
     """

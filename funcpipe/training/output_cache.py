@@ -56,7 +56,7 @@ class OutputCache:
             self._kept[micro_batch] = [leaf.detach() if isinstance(leaf, Tensor) else leaf for leaf in leaves]
 
     def message(self) -> dict[str, Tensor]:
-        """Its own outputs and targets, for the other replicas."""
+        """Return its own outputs and targets, for the other replicas."""
         tensors = {_REST: torch.frombuffer(bytearray(self._rest().encode()), dtype=torch.uint8)}
         for m in sorted(self._own):
             tensors |= {f"{m}.{i}": leaf for i, leaf in enumerate(self._kept[m]) if isinstance(leaf, Tensor)}
@@ -104,18 +104,18 @@ class OutputCache:
         return loss.item()
 
     def gradients(self, micro_batch: int) -> list[Tensor | None]:
-        """The gradients by the leaves of one of its own outputs; None where the loss does not depend on one."""
+        """Return the gradients by the leaves of one of its own outputs; None where the loss does not depend on one."""
         return self._gradients.pop(micro_batch)
 
     def _leaves(self, micro_batch: int) -> list[Any]:
-        """Its own outputs as leaves of which gradients are found; targets, and others' outputs, as they are."""
+        """Return its own outputs as leaves of which gradients are found; targets, and others' outputs, as they are."""
         leaves = self._kept[micro_batch]
         if micro_batch not in self._own:
             return leaves
         return [_with_gradient(leaf) if i < self._outputs else leaf for i, leaf in enumerate(leaves)]
 
     def _rest(self) -> str:
-        """All that is no tensor in its own micro-batches, as text; raises DataError if they differ in it."""
+        """Return all that is no tensor in its own micro-batches, as text; raises DataError if they differ in it."""
         assert self._tree is not None, "outputs are kept before they are sent"
         names = [name_of(path) for path in self._tree.paths("")]
         found = {

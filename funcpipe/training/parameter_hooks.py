@@ -28,7 +28,7 @@ NO_HOOKS: NamedHooks = MappingProxyType({})
 
 
 def hooks_of(parameters: Iterable[tuple[str, nn.Parameter]]) -> dict[str, tuple[Hook, ...]]:
-    """The hooks of those parameters that have some and require a gradient."""
+    """Return the hooks of those parameters that have some and require a gradient."""
     return {
         name: tuple(parameter._backward_hooks.values())
         for name, parameter in parameters
@@ -67,7 +67,7 @@ def _form(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
 
 
 def hook_seed(seed: int, step: int, name: str) -> int:
-    """The seed of the random numbers that the hooks of the parameter `name` draw in `step`, in any stage."""
+    """Return the seed of the random numbers that the hooks of the parameter `name` draw in `step`, in any stage."""
     return layer_seed(seed, step, 0, f"hooks of {name}")
 
 

@@ -147,7 +147,7 @@ class Passes:
         return self._skips and not math.isfinite(loss)
 
     def take_activations(self, micro_batch: int, names: Iterable[str]) -> dict[str, Tensor]:
-        """The values `names` from the forward of `micro_batch`, to be sent; they are no longer held here."""
+        """Return the values `names` from the forward of `micro_batch`, to be sent; they are no longer held here."""
         activations = self._held[micro_batch].activations
         return {name: activations.pop(name) for name in names}
 
@@ -223,7 +223,7 @@ def _root(leaf: Any) -> GradientEdge | None:
 
 
 def _summed(gradients: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """The sum of what several stages returned, added in order of stages: the same bits whichever came first."""
+    """Return the sum of what several stages returned, added in order of stages: the same bits whichever came first."""
     total: dict[str, Tensor] = {}
     for stage in sorted(gradients):
         for name, gradient in gradients[stage].items():

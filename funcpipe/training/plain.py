@@ -40,7 +40,7 @@ def train_in_one_process(
     after_backward: Callable[[nn.Module], None] = lambda model: None,
     after_step: Callable[[nn.Module, Step], None] = lambda model, step: None,
 ) -> nn.Module:
-    """A copy of `model` trained by plain PyTorch on the same micro-batches, drawing the same random numbers.
+    """Return a copy of `model` trained by plain PyTorch on the same micro-batches, drawing the same random numbers.
 
     With `reverse`, gradients are added up from the last micro-batch to the first, which shows the effect of rounding.
     `after_backward` is called in each step when all gradients are there, `after_step` when it is done. Steps whose
@@ -63,8 +63,8 @@ def train_in_one_process(
 
 
 def detached_copy(model: nn.Module) -> nn.Module:
-    """A deep copy of `model` without the hooks of its parameters; tensors that a forward pass has computed and left in
-    an attribute are detached in it.
+    """Return a deep copy of `model` without the hooks of its parameters; tensors that a forward pass has computed and
+    left in an attribute are detached in it.
 
     `copy.deepcopy` alone refuses these.
     """

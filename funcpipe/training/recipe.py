@@ -138,7 +138,7 @@ class CastLoss:
     precision: Precision
 
     def __call__(self, output: Any, target: Any) -> Any:
-        """The loss of `output` against `target`."""
+        """Return the loss of `output` against `target`."""
         with autocast_to(self.precision):
             return self.loss(output, target)
 
@@ -170,7 +170,7 @@ class RecipeKeywords(TypedDict, total=False):
 
 
 def recipe_with(loss: LossFunction, optimizer: OptimizerFactory, keywords: RecipeKeywords) -> Recipe:
-    """The recipe of these; raises InvalidValue."""
+    """Return the recipe of these; raises InvalidValue."""
     given: dict[str, Any] = dict(keywords)
     words = (
         *(("scheduler_interval", Interval), ("precision", Precision), ("on_nan", OnNan)),
@@ -191,5 +191,5 @@ def _check_factory(field: str, value: object, made: type, example: str) -> None:
 
 
 def no_optimizer(parameters: Any) -> Optimizer:
-    """The optimiser of a model that is only evaluated. Raises PlanError when it is to train."""
+    """Return the optimiser of a model that is only evaluated. Raises PlanError when it is to train."""
     raise PlanError("the model has no optimizer; to train it, give FuncPipe one: optimizer=partial(torch.optim.SGD, …)")

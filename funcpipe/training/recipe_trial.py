@@ -158,7 +158,7 @@ def _step(recipe: Recipe, schedule: LrSchedule, call: int, calls: int) -> None:
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A group's settings, tensors as their numbers."""
+    """Return a group's settings, tensors as their numbers."""
     kept = {name: value for name, value in group.items() if name not in _PARAMETERS}
     return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in kept.items()}
 

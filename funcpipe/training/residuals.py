@@ -27,7 +27,7 @@ class Residuals:
         self._tensors = {own + "sent": self.feedback.sent, own + "summed": self.feedback.summed}
 
     def added_to(self, state: StageState) -> StageState:
-        """`state` with the residuals; their tensors are not copied."""
+        """Return `state` with the residuals; their tensors are not copied."""
         return replace(state, tensors={**state.tensors, **self._tensors})
 
     def restore(self, state: StageState) -> None:
@@ -41,6 +41,6 @@ class Residuals:
 
 
 def without_residuals(state: StageState) -> StageState:
-    """`state` as a run that is resumed takes it."""
+    """Return `state` as a run that is resumed takes it."""
     kept = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(RESIDUAL)}
     return replace(state, tensors=kept)

@@ -45,7 +45,7 @@ class SeededDataset:
             return self._dataset[index]
 
     def batch(self, indices: Sequence[int], collate: Collate | None = None) -> LoadedBatch:
-        """The samples at `indices` as one batch, made by `collate` or as torch does without one.
+        """Return the samples at `indices` as one batch, made by `collate` or as torch does without one.
 
         The generators are seeded for `collate` too, from the first of the samples. Raises DataError for samples or
         batches that have no inputs and target.

@@ -50,7 +50,7 @@ class Segment:
         self.proxy.data = torch.empty(0, dtype=self.parameter.dtype)
 
     def cut(self, values: Tensor) -> Tensor:
-        """A copy of these elements of `values`, which has the parameter's shape."""
+        """Return a copy of these elements of `values`, which has the parameter's shape."""
         return values.reshape(-1)[self.start : self.stop].clone().view(self.shape)
 
 
@@ -111,7 +111,7 @@ def cut_state(value: Any, segment: Segment) -> Any:
 
 
 def _segments(layout: Layout, start: int, stop: int) -> Iterator[tuple[slice, Segment]]:
-    """The segments in [start, stop) of the flat vector, each with its place relative to `start`."""
+    """Yield the segments in [start, stop) of the flat vector, each with its place relative to `start`."""
     for number in layout.parameters_in(start, stop):
         place = layout.slice_of(number)
         first, last = max(start, place.start), min(stop, place.stop)

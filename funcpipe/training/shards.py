@@ -105,7 +105,7 @@ class ShardedEpoch:
         self._windows: dict[int, tuple[int, _Indices]] = {}  # of each lane the newest: its number, and what it holds
 
     def batch(self, number: int) -> tuple[int, ...]:
-        """The samples of the epoch's global batch of that number."""
+        """Return the samples of the epoch's global batch of that number."""
         first = number * self._global_batch
         if first + self._global_batch > self._samples:
             return tuple(self._at(first, self._samples).tolist())
@@ -122,7 +122,7 @@ class ShardedEpoch:
         return tuple(lanes)
 
     def _lane_of(self, position: int) -> int:
-        """The lane that the sample at a position of a global batch comes from."""
+        """Return the lane that the sample at a position of a global batch comes from."""
         return position // self._order.micro_batch % self._order.lanes
 
     def _take(self, lane: _Lane, number: int) -> list[int]:
@@ -135,7 +135,7 @@ class ShardedEpoch:
         return taken
 
     def _window_at(self, lane: _Lane, place: int) -> tuple[int, int, int]:
-        """The number of the window that `place` lies in, and where it begins and ends."""
+        """Return the number of the window that `place` lies in, and where it begins and ends."""
         first_shard, shard = np.searchsorted(self._ends, [lane.start, place], side="right").tolist()
         window = (shard - first_shard) // self._order.window
         begin = first_shard + window * self._order.window
@@ -151,7 +151,7 @@ class ShardedEpoch:
         return self._windows[lane.number][1]
 
     def _at(self, first: int, after: int) -> _Indices:
-        """The indices of the samples that lie at [first, after) of the shuffled shards."""
+        """Return the indices of the samples that lie at [first, after) of the shuffled shards."""
         places = np.arange(first, after)
         shards = np.searchsorted(self._ends, places, side="right")
         starts = np.concatenate([[0], self._ends[:-1]])[shards] if len(places) else places

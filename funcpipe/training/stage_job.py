@@ -60,7 +60,7 @@ class StageJob:
         )
 
     def computation(self, stage: StageModule, spec: WorkerSpec) -> Computation:
-        """The computation of the worker of `spec` with its module `stage`."""
+        """Return the computation of the worker of `spec` with its module `stage`."""
         plan, recipe = spec.plan, self.recipe
         if not spec.epochs:  # nothing is summed or updated where nothing is trained
             plan, recipe = replace(plan, replicas=1, shard_optimizer=False), replace(recipe, teachers=())
@@ -104,7 +104,7 @@ class StageJob:
     def evaluation_loader(
         self, spec: WorkerSpec, storage: Storage, key_of: Callable[[str], str], meter: RequestMeter
     ) -> Loader | None:
-        """The same for what the stage is evaluated on."""
+        """Return the same for what the stage is evaluated on."""
         own = self.evaluation
         assert own is not None, "the stage is not evaluated"
         if own.data is None:
@@ -119,7 +119,7 @@ def _loader(source: DataSource, order: Order, keep: Callable[[LoadedBatch], Batc
 
 
 def load_bundle(spec: WorkerSpec, storage: Storage) -> tuple[StageModule, StageJob]:
-    """The module of the stage of `spec`, and its job.
+    """Return the module of the stage of `spec`, and its job.
 
     Raises CorruptMessage unless it is the code that `spec` names, StorageError if it is gone.
     """

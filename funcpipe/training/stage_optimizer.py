@@ -124,7 +124,7 @@ class StageOptimizer:
 
 
 def trainable_parameters(stage: StageModule, known: Collection[str]) -> dict[str, nn.Parameter]:
-    """The trainable parameters of `stage`, each under that of its names that is `known`."""
+    """Return the trainable parameters of `stage`, each under that of its names that is `known`."""
     names, aliases = tensor_names(stage)
     other = {first: alias for alias, first in aliases.items() if alias in known}
     return {

@@ -50,11 +50,11 @@ class StageState:
     settings: Mapping[str, Any]
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The stage's part of the model's `state_dict`, shared tensors under all their names."""
+        """Return the stage's part of the model's `state_dict`, shared tensors under all their names."""
         return of_model(self._named({}))
 
     def averaged_state_dict(self) -> dict[str, Tensor]:
-        """The same with the averages of what is averaged; nothing if there is no average."""
+        """Return the same with the averages of what is averaged; nothing if there is no average."""
         return of_model(self._averaged())
 
     def loss_state_dict(self) -> dict[str, Tensor]:
@@ -62,7 +62,7 @@ class StageState:
         return of_loss(self._named({}))
 
     def averaged_loss_state_dict(self) -> dict[str, Tensor]:
-        """The same with the averages of what is averaged; nothing if there is no average."""
+        """Return the same with the averages of what is averaged; nothing if there is no average."""
         return of_loss(self._averaged())
 
     def _averaged(self) -> dict[str, Tensor]:
@@ -81,7 +81,7 @@ class StageState:
         return of_model(self._attributes())
 
     def loss_attributes(self) -> Attributes:
-        """Those that a call of the loss leaves for the next one."""
+        """Return those that a call of the loss leaves for the next one."""
         return of_loss(self._attributes())
 
     def _attributes(self) -> Attributes:
@@ -132,12 +132,12 @@ def mismatch_is_corrupt() -> Iterator[None]:
 
 
 def with_settings(state: StageState, settings: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> StageState:
-    """`state` with more settings and tensors."""
+    """Return `state` with more settings and tensors."""
     return replace(state, settings={**state.settings, **settings}, tensors={**state.tensors, **tensors})
 
 
 def merge_stages(states: Sequence[StageState]) -> StageState:
-    """The state of the whole model, from the states of all its stages in order."""
+    """Return the state of the whole model, from the states of all its stages in order."""
     kept = [state.settings["optimizer"] for state in states if state.settings["optimizer"] is not None]
     tensors: dict[str, Tensor] = {}
     groups: list[Any] = []
@@ -189,12 +189,12 @@ def select_for_stage(whole: StageState, stage: nn.Module) -> StageState:
 
 
 def settings_to_text(settings: Mapping[str, Any]) -> str:
-    """`settings` as JSON text."""
+    """Return `settings` as JSON text."""
     return json.dumps(settings, separators=(",", ":"))
 
 
 def settings_from_text(text: str) -> Mapping[str, Any]:
-    """The inverse; raises CorruptMessage."""
+    """Return the inverse; raises CorruptMessage."""
     try:
         settings = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -206,8 +206,8 @@ def settings_from_text(text: str) -> Mapping[str, Any]:
 
 
 def tensor_names(stage: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """The parameters and buffers of `stage` by their first name; and any other name that the model has for them, held
-    by the stage or not, mapped to the first.
+    """Return the parameters and buffers of `stage` by their first name; and any other name that the model has for them,
+    held by the stage or not, mapped to the first.
     """
     names: dict[str, Tensor] = {}
     aliases: dict[str, str] = {}
@@ -240,7 +240,7 @@ def _select_attributes(whole: StageState, blocks: Sequence[str]) -> dict[str, An
 
 
 def _with_stage_in_group_names(state: StageState, number: int) -> StageState:
-    """`state` with its groups' tensors renamed after the stage: other stages have groups of the same numbers."""
+    """Return `state` with its groups' tensors renamed after the stage: other stages have groups of the same numbers."""
     prefix = f"{OPTIMIZER}group/"
     renamed = {name: f"{OPTIMIZER}group/s{number}/{name.removeprefix(prefix)}" for name in state.tensors}
     renamed = {name: new for name, new in renamed.items() if name.startswith(prefix)}

@@ -54,7 +54,7 @@ def restore_optimizer(
 def capture_groups(
     optimizer: Optimizer, names: Sequence[Sequence[str]], tensors: dict[str, Tensor]
 ) -> list[dict[str, Any]]:
-    """The parameter groups as JSON; `names` lists each group's parameters by name."""
+    """Return the parameter groups as JSON; `names` lists each group's parameters by name."""
     return [
         {
             "number": number,
@@ -91,7 +91,7 @@ def restore_groups(
 
 
 def select_optimizer(saved: Mapping[str, Any], source: Mapping[str, str]) -> dict[str, Any]:
-    """The part of a whole model's optimiser for a stage; `source` maps the stage's names to those in `saved`."""
+    """Return the part of a whole model's optimiser for a stage; `source` maps the stage's names to those in `saved`."""
     groups = saved["groups"]
     known = {name for group in groups for name in group["parameters"]}
     stored_as = {name: stored for name, stored in source.items() if stored in known}
@@ -109,5 +109,5 @@ def select_optimizer(saved: Mapping[str, Any], source: Mapping[str, str]) -> dic
 
 
 def group_settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of a parameter group, without its parameters."""
+    """Return the settings of a parameter group, without its parameters."""
     return {name: value for name, value in group.items() if name not in _NOT_SETTINGS}

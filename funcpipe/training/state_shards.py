@@ -54,7 +54,7 @@ def capture_shard(stage: nn.Module, sharded: ShardedOptimizer, norm: GradientNor
 
 
 def without_model(shard: StageState, *, sharded: bool = True) -> StageState:
-    """`shard` without the model's tensors and their averages, which another replica saves.
+    """Return `shard` without the model's tensors and their averages, which another replica saves.
 
     Unless the optimiser is `sharded`, nothing but this replica's residuals is left.
     """
@@ -82,7 +82,7 @@ def combine_shards(shards: Sequence[StageState]) -> StageState:
 
 
 def unshard(combined: StageState) -> StageState:
-    """The shards of all replicas, combined, in the form of an optimiser that is not divided.
+    """Return the shards of all replicas, combined, in the form of an optimiser that is not divided.
 
     A state that is no shard is returned as it is, but without residuals. Raises CorruptMessage if a segment is missing.
     """

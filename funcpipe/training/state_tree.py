@@ -18,7 +18,7 @@ from funcpipe.errors import ModelError
 
 
 def split_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
-    """`value` as JSON data; its tensors go into `tensors`, under `name` and their place in `value`.
+    """Return `value` as JSON data; its tensors go into `tensors`, under `name` and their place in `value`.
 
     Raises ModelError for anything that is neither a tensor nor plain data.
     """
@@ -44,7 +44,7 @@ def split_tensors(value: Any, name: str, tensors: dict[str, Tensor]) -> Any:
 
 
 def join_tensors(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
-    """The inverse of `split_tensors`; tensors are copied."""
+    """Return the inverse of `split_tensors`; tensors are copied."""
     if not isinstance(tree, dict):
         return tree
     ((kind, content),) = tree.items()
@@ -66,7 +66,7 @@ def join_tensors(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
 
 
 def tensor_names_in(tree: Any) -> Iterator[str]:
-    """The names of the tensors that `tree` refers to."""
+    """Yield the names of the tensors that `tree` refers to."""
     if isinstance(tree, dict):
         if _is_reference(tree):
             yield tree["tensor"]
@@ -78,7 +78,7 @@ def tensor_names_in(tree: Any) -> Iterator[str]:
 
 
 def rename_tensors(tree: Any, names: Mapping[str, str]) -> Any:
-    """`tree` referring to its tensors by new names: `names` maps old to new, what it lacks keeps its name."""
+    """Return `tree` referring to its tensors by new names: `names` maps old to new, what it lacks keeps its name."""
     if isinstance(tree, list):
         return [rename_tensors(item, names) for item in tree]
     if not isinstance(tree, dict):

@@ -73,7 +73,7 @@ class PreparedData:
         )
 
     def objects(self) -> Iterator[tuple[str, bytes | memoryview]]:
-        """Its objects, by their names."""
+        """Yield its objects, by their names."""
         yield _BUNDLE, self.bundle
         yield _TENSORS, codec.encode(self.tensors)
         for number, shard in enumerate(self.table.shards() if self.table is not None else ()):
@@ -99,5 +99,5 @@ def _shard(number: int) -> str:
 
 
 def of_evaluation(name: str) -> str:
-    """The name of the object `name` of the data that a run is evaluated on, beside what it is trained on."""
+    """Return the name of the object `name` of the data that a run is evaluated on, beside what it is trained on."""
     return f"evaluation.{name}"

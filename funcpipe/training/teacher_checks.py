@@ -20,7 +20,7 @@ _MOST, _AGAIN = 10_000, 10
 
 
 def followed(teachers: Sequence[Teacher], model: nn.Module) -> dict[str, str]:
-    """Each parameter of the teachers in `model`, by its first name, and the student's that it follows.
+    """Return each parameter of the teachers in `model`, by its first name, and the student's that it follows.
 
     Raises ModelError unless the teachers can follow their students.
     """
@@ -39,7 +39,7 @@ def followed(teachers: Sequence[Teacher], model: nn.Module) -> dict[str, str]:
 
 
 def _parameters(model: nn.Module, path: str) -> dict[str, nn.Parameter]:
-    """The parameters of the module at `path`, by their names in `model`."""
+    """Return the parameters of the module at `path`, by their names in `model`."""
     try:
         module = model.get_submodule(path)
     except AttributeError as error:

@@ -39,11 +39,11 @@ class Teacher:
             raise InvalidValue("decay", self.decay, "must be between 0 and 1, or a function of the step")
 
     def decay_after(self, step: int) -> float:
-        """The decay after `step`."""
+        """Return the decay after `step`."""
         return float(self.decay(step) if callable(self.decay) else self.decay)
 
     def student_of(self, names: Iterable[str]) -> dict[str, str]:
-        """The teacher's parameters among `names`, each with the name of the student's."""
+        """Return the teacher's parameters among `names`, each with the name of the student's."""
         return {name: self.student + name.removeprefix(self.teacher) for name in names if is_inside(name, self.teacher)}
 
     def __str__(self) -> str:
@@ -78,7 +78,7 @@ class TeacherUpdate:
 
 
 def as_teachers(given: object) -> tuple[Teacher, ...]:
-    """`given`, a teacher or several, as a tuple. Raises InvalidValue unless no two of them share parameters."""
+    """Return `given`, a teacher or several, as a tuple. Raises InvalidValue unless no two of them share parameters."""
     found = (given,) if isinstance(given, Teacher) else tuple(given) if isinstance(given, list | tuple) else (None,)
     if not all(isinstance(one, Teacher) for one in found):
         raise InvalidValue("teachers", given, "must be one Teacher or several: Teacher(student=…, teacher=…, decay=…)")

@@ -58,7 +58,7 @@ class TableContents:
     columns: tuple[Tensor, ...]
 
     def shards(self) -> Iterator[dict[str, Tensor]]:
-        """The shards, in order, each with its columns by their number."""
+        """Yield the shards, in order, each with its columns by their number."""
         for first in range(0, self.form.samples, self.form.shard_samples):
             rows = slice(first, first + self.form.shard_samples)
             yield {str(i): column[rows].contiguous() for i, column in enumerate(self.columns)}
@@ -96,7 +96,7 @@ class TensorTable:
 
 
 def as_table(dataset: Any) -> TableContents | None:
-    """The table that `dataset` is, if it is tensors in memory and nothing else; None for any other dataset."""
+    """Return the table that `dataset` is, if it is tensors in memory and nothing else; None for any other dataset."""
     if type(dataset) is TensorDataset:
         return _table(dataset.tensors, names=None)
     if type(dataset) in (list, tuple) and len(dataset) > 0:

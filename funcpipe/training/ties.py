@@ -38,7 +38,7 @@ class TiedParameters:
         self._received = []
 
     def gradients(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """The partial sums so far; a parameter that the loss does not depend on is left out."""
+        """Return the partial sums so far; a parameter that the loss does not depend on is left out."""
         found = {name: self._parameters[name].grad for name in names}
         return {name: gradient for name, gradient in found.items() if gradient is not None}
 
@@ -48,7 +48,7 @@ class TiedParameters:
             self._parameters[name].grad = gradient
 
     def parameter(self, name: str) -> nn.Parameter:
-        """The parameter with the common name `name`."""
+        """Return the parameter with the common name `name`."""
         return self._parameters[name]
 
     def receive_sums(self, gradients: Mapping[str, Tensor]) -> None:

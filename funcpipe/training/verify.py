@@ -90,7 +90,7 @@ class Verification:
         return tensor.difference <= self.allowed(tensor)
 
     def allowed(self, tensor: TensorDifference) -> float:
-        """The largest difference at which `tensor` counts as equal."""
+        """Return the largest difference at which `tensor` counts as equal."""
         return self.tolerance if tensor.allowed is None else tensor.allowed
 
 
@@ -176,7 +176,7 @@ def _by_rounding(
     others: Sequence[PlainRun],
     verification: Verification,
 ) -> TensorDifference:
-    """`tensor` judged by its worst element, relative to what rounding does to it in the plain runs `others`."""
+    """Return `tensor` judged by its worst element, relative to what rounding does to it in the plain runs `others`."""
     name = tensor.name
     scale = _scale(expected.end[name], expected.start[name])
     excess = _excess(found[name], expected.end[name], verification.steps)
@@ -217,7 +217,7 @@ def _change(run: PlainRun, name: str) -> Tensor:
 
 
 def _scale(expected: Tensor, start: Tensor | None) -> float:
-    """The largest change of any element, or the largest element; never zero."""
+    """Return the largest change of any element, or the largest element; never zero."""
     end = _plain(expected)
     change = 0.0 if start is None else _largest((end - _plain(start)).abs())
     return change or _largest(end.abs()) or torch.finfo(torch.float32).tiny
@@ -233,13 +233,13 @@ def _excess(found: Tensor, expected: Tensor, steps: int) -> Tensor:
 
 
 def _plain(tensor: Tensor) -> Tensor:
-    """The elements as a vector of doubles, complex ones as two each."""
+    """Return the elements as a vector of doubles, complex ones as two each."""
     tensor = tensor.detach()
     real = torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
     return real.reshape(-1).double()
 
 
 def _largest(tensor: Tensor) -> float:
-    """The largest element, as a number that JSON can hold."""
+    """Return the largest element, as a number that JSON can hold."""
     largest = float(tensor.max()) if tensor.numel() else 0.0
     return largest if largest <= sys.float_info.max else sys.float_info.max

@@ -28,7 +28,7 @@ class WeightedLoss:
     precision: Precision = Precision.FP32
 
     def __call__(self, output: Any, target: Any) -> tuple[Tensor, float]:
-        """The sum and its weight. Raises DataError for a loss that does not return what was declared."""
+        """Return the sum and its weight. Raises DataError for a loss that does not return what was declared."""
         with autocast_to(self.precision):
             found = self.loss(output, target)
         if self.reduction is Reduction.TOKENS:

@@ -34,7 +34,7 @@ LATE_STEPS = 4
 
 
 def daly_s(*, checkpoint_s: float, failure_interval_s: float) -> float:
-    """Seconds of work between two checkpoints that lose the least time, if a checkpoint takes `checkpoint_s`."""
+    """Return seconds of work between two checkpoints that lose the least time, if a checkpoint takes `checkpoint_s`."""
     checks.positive("failure_interval_s", failure_interval_s)
     if checkpoint_s >= 2 * failure_interval_s:
         return failure_interval_s

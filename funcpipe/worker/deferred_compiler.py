@@ -116,7 +116,7 @@ def _graph_break(msg: str = "") -> None:
 
 
 def _disable(fn: Any = None, *arguments: Any, **options: Any) -> Any:
-    """`fn`, which the compiler is kept away from once it is loaded; or a decorator that does the same."""
+    """Return `fn`, which the compiler is kept away from once it is loaded; or a decorator that does the same."""
     if fn is None:
         return lambda decorated: _disable(decorated, *arguments, **options)
     if not isinstance(fn, FunctionType):

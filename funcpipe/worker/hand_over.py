@@ -127,7 +127,7 @@ class Successor:
         return HandOverCosts(pause_s=2 * saving_s * self._progress.workers, beside_s=beside_s)
 
     def _ends_s(self, last: int, step_s: float, saving_s: float) -> float:
-        """The age at which this function will have finished the `last` step and saved it."""
+        """Return the age at which this function will have finished the `last` step and saved it."""
         return self._progress.age_s + (last - self._progress.done) * step_s + saving_s
 
     def _next_spec(self, lifetime_s: float) -> WorkerSpec:

@@ -18,7 +18,7 @@ class LaneMonitor:
         self._running: dict[Task, float] = {}
 
     def watched(self, run: Callable[[Task], TaskResult]) -> Callable[[Task], TaskResult]:
-        """A function that does what `run` does, and whose tasks are known here while they run."""
+        """Return a function that does what `run` does, and whose tasks are known here while they run."""
 
         def run_watched(task: Task) -> TaskResult:
             with self._lock:
@@ -32,7 +32,7 @@ class LaneMonitor:
         return run_watched
 
     def awaited_workers(self, min_s: float) -> frozenset[str]:
-        """The names of the workers for whose messages this worker has waited `min_s` seconds or longer."""
+        """Return the names of the workers for whose messages this worker has waited `min_s` seconds or longer."""
         now_s = self._clock()
         with self._lock:
             gets = [task for task, began_s in self._running.items() if task.kind.is_get and now_s - began_s >= min_s]
@@ -40,7 +40,7 @@ class LaneMonitor:
         return frozenset(worker_name(source.stage, source.replica) for source in sources)
 
     def busy(self) -> tuple[Busy, ...]:
-        """The running tasks, in order of their start."""
+        """Return the running tasks, in order of their start."""
         now_s = self._clock()
         with self._lock:
             running = sorted(self._running.items(), key=lambda item: item[1])

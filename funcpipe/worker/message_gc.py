@@ -58,7 +58,7 @@ class MessageGC:
             return any(message.step < step for message in self._read)
 
     def collect(self, restart_step: Callable[[WorkerId], int]) -> list[str]:
-        """The keys to delete, by the step at which each worker would restart; they are not returned again."""
+        """Return the keys to delete, by the step at which each worker would restart; they are not returned again."""
         with self._lock:
             kept = [
                 m for m in self._read if any(restart_step(reader) <= m.step for reader in m.readers | {self._writer})
@@ -74,7 +74,7 @@ def most_objects(graph: Graph) -> int:
 
 
 def readers_of(graph: Graph, worker: WorkerId) -> dict[Task, frozenset[WorkerId]]:
-    """For each put of `worker`, the workers that read its object."""
+    """Return the workers that read the object of each put of `worker`."""
     return {
         put: frozenset((get.stage, get.replica) for get in gets)
         for put, gets in graph.readers().items()
@@ -83,7 +83,7 @@ def readers_of(graph: Graph, worker: WorkerId) -> dict[Task, frozenset[WorkerId]
 
 
 def upstream_of(graph: Graph, worker: WorkerId) -> frozenset[WorkerId]:
-    """The workers with a task that must come before some task of `worker`."""
+    """Return the workers with a task that must come before some task of `worker`."""
     seen = [(task.stage, task.replica) == worker for task in graph.tasks]
     stack = [position for position, own in enumerate(seen) if own]
     found = set()

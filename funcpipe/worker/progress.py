@@ -87,7 +87,7 @@ class WorkerProgress:
         self._for_all += CountsByKind(default=RequestCounts(puts=objects))
 
     def _requests_usd(self) -> float:
-        """Dollars for the requests of all workers since this function was invoked."""
+        """Return dollars for the requests of all workers since this function was invoked."""
         usd = self._account.counted_usd
         besides_usd = max(usd(self.requests) - usd(self._own) - usd(self._for_all), 0.0)
         return usd(self.requests) + usd(self._others) + (self.workers - 1) * besides_usd

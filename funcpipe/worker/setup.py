@@ -42,7 +42,7 @@ _log = logging.getLogger(__name__)
 
 
 def lease_of(spec: WorkerSpec, storage: Storage) -> Lease:
-    """The lease of the attempt that `spec` describes, which is not taken yet."""
+    """Return the lease of the attempt that `spec` describes, which is not taken yet."""
     keys = Keys.of(spec)
     return Lease(storage, keys, spec.worker, spec.attempt, fresh_s=spec.faults.lease_s)
 
@@ -57,7 +57,7 @@ def load_worker(
     account: TimeAccount | None = None,
     clock: Callable[[], float] = time.time,
 ) -> Worker:
-    """The worker of `spec`, ready to run. It takes `lease` then, or one of its own; `clock` dates its events.
+    """Return the worker of `spec`, ready to run. It takes `lease` then, or one of its own; `clock` dates its events.
 
     Its function was `invoked` just now, unless that says otherwise; `account` records its use of time.
 

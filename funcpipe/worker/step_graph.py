@@ -49,7 +49,7 @@ class StepGraphs:
         self._made: dict[tuple[int, Loading | None], StepGraph] = {}
 
     def of_step(self, step: int, *, is_loaded: bool = True) -> StepGraph:
-        """The worker's part of `step`; unless `is_loaded`, nothing of the step was loaded in the step before."""
+        """Return the worker's part of `step`; unless `is_loaded`, nothing of the step was loaded in the step before."""
         micro_batches = self._batches.micro_batches_of(step)
         following = self._batches.micro_batches_of(step + 1) if step + 1 < self._steps else 0
         stages = frozenset({self._spec.stage})
@@ -60,7 +60,7 @@ class StepGraphs:
         return made
 
     def messages_of(self, step: int) -> StepMessages:
-        """The messages that the worker puts in `step`."""
+        """Return the messages that the worker puts in `step`."""
         part = self.of_step(step)
         keys = {self._keys.message(self._spec.worker, step, str(put)): by for put, by in part.readers.items()}
         return StepMessages(readers=keys, upstream=part.upstream, most=part.most_objects)
@@ -93,7 +93,7 @@ class StepGraphs:
 
 
 def message_counts(tasks: Iterable[Task]) -> CountsByKind:
-    """The requests for messages that `tasks` make if each finds its object at once, without their bytes."""
+    """Return the requests for messages that `tasks` make if each finds its object at once, without their bytes."""
     counts = CountsByKind().by_kind
     for kind, count in Counter(task.kind for task in tasks).items():
         if kind.is_put or kind.is_get:

@@ -123,5 +123,5 @@ def _range_of(piece: Piece, sent: Sequence[Piece], chunks: GradientChunks, wire:
 
 
 def result_of(received: Received) -> TaskResult:
-    """The result of the task that has read `received`."""
+    """Return the result of the task that has read `received`."""
     return TaskResult(received.payload_bytes, received.waited_s)

@@ -48,7 +48,7 @@ class TimeAccount:
             self._seconds[Use.VALIDATION] += time.monotonic() - began_s
 
     def uses(self, alive_s: float) -> dict[str, float]:
-        """The `alive_s` seconds for which the function is billed, by the names of uses."""
+        """Return the `alive_s` seconds for which the function is billed, by the names of uses."""
         if self.first_step is None:
             return {Use.START.value: alive_s}
         rest_s = max(alive_s - sum(self._seconds.values()), 0.0)

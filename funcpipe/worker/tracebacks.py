@@ -23,7 +23,7 @@ _PACKAGES = {"funcpipe": Path(funcpipe.__file__).parent, "torch": Path(torch.__f
 
 
 def describe(error: BaseException) -> str:
-    """`error` in one line."""
+    """Return `error` in one line."""
     if isinstance(error, SystemExit):
         code = "" if error.code is None else shortened(repr(error.code))
         return f"SystemExit: your code has called sys.exit({code}), which ends no run; raise an error to do that"
@@ -31,7 +31,7 @@ def describe(error: BaseException) -> str:
 
 
 def user_traceback(error: BaseException) -> str | None:
-    """The traceback of `error` and its causes. Where the user's code had no part in it, it has all frames.
+    """Return the traceback of `error` and its causes. Where the user's code had no part in it, it has all frames.
 
     An error of funcpipe's own says all in its message: it has a traceback only if there is a frame of the user's in it.
     """

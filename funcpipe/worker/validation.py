@@ -183,7 +183,7 @@ class Validator:
         return report
 
     def _before(self, step: int) -> ValidationReport | None:
-        """The report of the validation before this one, which an earlier generation may have made."""
+        """Return the report of the validation before this one, which an earlier generation may have made."""
         before, known = self._evaluation.previous(step), self._spec.validated
         earlier = before <= self._spec.began_step or before < self._spec.first_step
         if earlier or (known is not None and known.step == before):

@@ -105,7 +105,7 @@ class _WatchedRun:
             _log.error("%s could not be watched: %s", self._prefix, error)
 
     def _record(self) -> RunRecord | None:
-        """The record of the run; None if the run is not to be watched any more."""
+        """Return the record of the run; None if the run is not to be watched any more."""
         try:
             record = newest_record(self._storage, self._prefix.partition("/")[0])
         except RunUnknown:

@@ -199,7 +199,7 @@ def explained(doing: str) -> Iterator[None]:
 
 
 def code_of(error: DaraException) -> str:
-    """The code of an error of Alibaba Cloud; empty where it has none."""
+    """Return the code of an error of Alibaba Cloud; empty where it has none."""
     return str(getattr(error, "code", None) or "")
 
 

@@ -66,7 +66,7 @@ class Bucket:
         return True
 
     def _lifecycle(self) -> bytes | None:
-        """The bucket's rules as they would be written, None without any."""
+        """Return the bucket's rules as they would be written, None without any."""
         try:
             rules = self._bucket.get_bucket_lifecycle().rules
         except oss2.exceptions.NoSuchLifecycle:

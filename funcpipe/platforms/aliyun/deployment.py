@@ -123,7 +123,7 @@ class Deployer:
         self._say(f"removed {name} and all it held")
 
     def logs(self, name: str, *, since_s: float, containing: str | None = None) -> Iterator[str]:
-        """The states and errors of the asynchronous tasks since the time `since_s`, line by line."""
+        """Yield the states and errors of the asynchronous tasks since the time `since_s`, line by line."""
         for function in self._functions(name):
             request = models.ListAsyncTasksRequest(started_time_begin=int(since_s * 1000), limit=100)
             with explained(f"reading the tasks of {function}"):
@@ -176,7 +176,7 @@ class Deployer:
         return image
 
     def _ensure_functions(self, shape: Shape, image: str, role: str) -> list[str]:
-        """The names of the functions, in order of their sizes, followed by the watchdog."""
+        """Return the names of the functions, in order of their sizes, followed by the watchdog."""
         bucket = bucket_name(shape.name, self._account.number, self._account.region)
         logs = template.log_properties(bucket)
         names: list[str] = []
@@ -193,7 +193,7 @@ class Deployer:
         return names
 
     def _secret(self, name: str) -> str:
-        """The deployment's secret: the one that its functions have, or a new one."""
+        """Return the deployment's secret: the one that its functions have, or a new one."""
         for function in self._account.deployed(name):
             if found := (function.environment_variables or {}).get(SECRET):
                 return str(found)

@@ -79,11 +79,11 @@ class AliyunPlatform:
         """Do nothing: functions run on by themselves."""
 
     def wrap_key(self, run_key: str) -> str:
-        """The text of a run's key as only functions of this deployment can read it."""
+        """Return the text of a run's key as only functions of this deployment can read it."""
         return self._key_wrap.wrap(run_key)
 
     def unwrap_key(self, wrapped: str) -> str:
-        """The inverse, in a function. Raises PlatformRefused for what was wrapped for another deployment."""
+        """Return the inverse, in a function. Raises PlatformRefused for what was wrapped for another deployment."""
         return self._key_wrap.unwrap(wrapped)
 
     def logs(self, run: str) -> Iterator[RawLine]:
@@ -102,7 +102,7 @@ class AliyunPlatform:
         check_capacity(self._capacities(plan), lifetime_s=self._spec.lifetime_s, run_s=run_s)
 
     def of_deployed_sizes(self) -> "AliyunPlatform":
-        """The same, whose specification has only the sizes that there are functions of."""
+        """Return the same, whose specification has only the sizes that there are functions of."""
         names = {size: function_name(self._deployment, size.name) for size in self._spec.sizes}
         sizes = tuple(size for size, name in names.items() if self._found(name) is not None)
         if not sizes:

@@ -51,7 +51,7 @@ class LogService:
         self._call("DELETE", "/")
 
     def search(self, store: str, query: str, *, since_s: int, until_s: int) -> Iterator[Mapping[str, str]]:
-        """The log entries in [since_s, until_s) that match `query`, oldest first."""
+        """Yield the log entries in [since_s, until_s) that match `query`, oldest first."""
         wanted = {"type": "log", "from": since_s, "to": until_s, "query": query, "line": _PAGE, "reverse": "false"}
         offset = 0
         while entries := self._page(f"/logstores/{store}", wanted | {"offset": offset}):

@@ -23,7 +23,7 @@ def bucket_name(deployment: str, account: str, region: str) -> str:
 
 
 def role_name(deployment: str, region: str) -> str:
-    """The role of a deployment's functions, and its policy; roles are of all regions."""
+    """Return the role of a deployment's functions, and its policy; roles are of all regions."""
     return f"{deployment}-functions-{region}"
 
 
@@ -54,7 +54,7 @@ def storage_by_domain(bucket: str, region: str, domain: str) -> str:
 
 
 def oss_endpoint(region: str, *, internal: bool) -> str:
-    """The endpoint of OSS in a region."""
+    """Return the endpoint of OSS in a region."""
     return f"https://oss-{region}{'-internal' if internal else ''}.aliyuncs.com"
 
 

@@ -83,7 +83,7 @@ class OssStorage:
             self._bucket.put_object(self._prefix + key, body, headers=headers)
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        """The bytes [start, stop) of an object; raises KeyMissing."""
+        """Return the bytes [start, stop) of an object; raises KeyMissing."""
         wanted: Mapping[str, Any] = {}
         if start != 0 or stop is not None:
             last = None if stop is None else max(stop - 1, start)
@@ -120,7 +120,7 @@ class OssStorage:
         raise_errors([StorageBusy(f"{self._name}/{key}: OSS has not deleted it") for key in left], len(keys))
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        """The keys that begin with `prefix`, sorted."""
+        """Return the keys that begin with `prefix`, sorted."""
         with self._errors_of(prefix):
             found = oss2.ObjectIteratorV2(self._bucket, prefix=self._prefix + prefix, max_keys=1000, max_retries=1)
             return tuple(sorted(item.key[len(self._prefix) :] for item in found))

@@ -18,7 +18,7 @@ _DAY_S = 86_400
 
 
 def read_logs(account: Account, deployment: str, run: str) -> Iterator[RawLine]:
-    """The lines of all invocations in the instances that functions of `run` have begun in."""
+    """Yield the lines of all invocations in the instances that functions of `run` have begun in."""
     until_s = int(time.time()) + 60
     for project, store in _stores(account, deployment):
         service = LogService(account, project)

@@ -85,7 +85,7 @@ def shape_of(
     keep_days: int = KEEP_DAYS,
     registry_instance: str | None = None,
 ) -> Shape:
-    """The deployment of the sizes of `spec` with these names."""
+    """Return the deployment of the sizes of `spec` with these names."""
     return Shape(
         name=name,
         sizes=tuple(spec.size(size) for size in sizes),
@@ -105,7 +105,7 @@ def container_package(extra: tuple[str, ...] = (), base: str | None = None) -> P
 def function_properties(
     shape: Shape, size: FunctionSize, *, image: str, role: str, logs: Node | str, secret: str
 ) -> Node:
-    """A function as the API takes it; `logs` says where it logs to.
+    """Return a function as the API takes it; `logs` says where it logs to.
 
     Its Initializer hook is a request to the container, `/initialize`; the hook's handler, the API's example, is unused.
     """
@@ -178,7 +178,7 @@ def async_properties() -> Node:
 
 
 def tool_template(shape: Shape, *, region: str, image: str, role: str, storage: str) -> str:
-    """The `s.yaml` for Serverless Devs (`s deploy`), written as JSON, which YAML includes.
+    """Return the `s.yaml` for Serverless Devs (`s deploy`), written as JSON, which YAML includes.
 
     The tool makes a project of the log service of its own, and takes the deployment's secret from the environment.
     `storage` is the URL by which functions open the bucket.

@@ -116,7 +116,7 @@ class Account:
         self.region: str = found
 
     def client(self, service: str) -> Any:
-        """The client of one service, made when it is first asked for."""
+        """Return the client of one service, made when it is first asked for."""
         if service not in self._clients:
             retries = {"mode": "standard", "total_max_attempts": 5}
             self._clients[service] = self._session.client(

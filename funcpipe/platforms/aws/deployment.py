@@ -162,7 +162,7 @@ class Deployer:
         return float(found["Quota"]["Value"])
 
     def _find(self, name: str) -> Stack | None:
-        """The stack; None if there is none (CloudFormation calls that a validation error)."""
+        """Return the stack; None if there is none (CloudFormation calls that a validation error)."""
         with explained(f"looking at the stack {name}"):
             try:
                 found: Stack = self._stacks.describe_stacks(StackName=name)["Stacks"][0]
@@ -173,7 +173,7 @@ class Deployer:
         return None if found["StackStatus"] == "DELETE_COMPLETE" else found
 
     def _settled(self, name: str) -> Stack | None:
-        """The stack, when nothing happens to it any more."""
+        """Return the stack, when nothing happens to it any more."""
         stack = self._find(name)
         while stack is not None and _moves(stack):
             self._sleep(_POLL_S)
@@ -241,7 +241,7 @@ class Deployer:
 
 
 def _secret(stack: Stack | None) -> Node:
-    """The deployment's secret as a parameter: the one that it has, or a new one."""
+    """Return the deployment's secret as a parameter: the one that it has, or a new one."""
     given = {item["ParameterKey"] for item in (stack or {}).get("Parameters", ())}
     if SECRET_PARAMETER in given:
         return {"ParameterKey": SECRET_PARAMETER, "UsePreviousValue": True}

@@ -90,11 +90,11 @@ class AwsPlatform:
         """Do nothing: functions run on by themselves."""
 
     def wrap_key(self, run_key: str) -> str:
-        """The text of a run's key as only functions of this deployment can read it."""
+        """Return the text of a run's key as only functions of this deployment can read it."""
         return self._key_wrap.wrap(run_key)
 
     def unwrap_key(self, wrapped: str) -> str:
-        """The inverse, in a function. Raises PlatformRefused for what was wrapped for another deployment."""
+        """Return the inverse, in a function. Raises PlatformRefused for what was wrapped for another deployment."""
         return self._key_wrap.unwrap(wrapped)
 
     def logs(self, run: str) -> Iterator[RawLine]:
@@ -262,5 +262,5 @@ class AwsPlatform:
 
 
 def bucket_name(deployment: str, account: Account) -> str:
-    """The bucket of a deployment."""
+    """Return the bucket of a deployment."""
     return bucket_in(account.number, account.region, deployment=deployment)

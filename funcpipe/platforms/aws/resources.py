@@ -46,7 +46,7 @@ def check_processors(platform: str, found: str, *, functions: str) -> None:
 
 
 def role(service: str, rights: Rights) -> Node:
-    """A role for `service` that may do each of the actions to the resources beside them, and nothing else."""
+    """Return a role for `service` that may do each of the actions to the resources beside them, and nothing else."""
     trust = {"Effect": "Allow", "Principal": {"Service": service}, "Action": "sts:AssumeRole"}
     return {
         "Type": "AWS::IAM::Role",
@@ -58,7 +58,7 @@ def role(service: str, rights: Rights) -> Node:
 
 
 def policy(rights: Rights) -> Node:
-    """A policy that allows each of the actions to be done to the resources beside them, and nothing else."""
+    """Return a policy that allows each of the actions to be done to the resources beside them, and nothing else."""
     statements = [
         {"Effect": "Allow", "Action": list(actions), "Resource": to, **({"Condition": only[0]} if only else {})}
         for actions, to, *only in rights
@@ -67,7 +67,7 @@ def policy(rights: Rights) -> Node:
 
 
 def objects(prefix: str) -> Node:
-    """All objects of the bucket below a prefix."""
+    """Return all objects of the bucket below a prefix."""
     return {"Fn::Sub": f"${{Bucket.Arn}}/{prefix}/*"}
 
 
@@ -79,7 +79,7 @@ def reading(bucket: DataBucket) -> Rights:
 
 
 def function(name: str, memory_mb: int, timeout_s: int, *, role: str, environment: Node) -> Node:
-    """A function, which is there as soon as the parameter ImageUri names its image.
+    """Return a function, which is there as soon as the parameter ImageUri names its image.
 
     Functions hand over to functions, in chains that Lambda drops after about 16 unless it is configured to allow them
     (docs.aws.amazon.com/lambda/latest/dg/invocation-recursion.html, 2026-11).

@@ -12,7 +12,7 @@ _BEFORE_MS = 15 * 60 * 1000  # a function may have printed all the time before i
 
 
 def read_logs(logs: Any, group: str, run: str) -> Iterator[RawLine]:
-    """The lines of all invocations in the streams that functions of `run` have logged to.
+    """Yield the lines of all invocations in the streams that functions of `run` have logged to.
 
     `logs` is CloudWatch's client. A stream is an environment's, which Lambda may use for several invocations, one after
     the other.

@@ -96,7 +96,7 @@ class S3Storage:
             )
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        """The bytes [start, stop) of an object; raises KeyMissing."""
+        """Return the bytes [start, stop) of an object; raises KeyMissing."""
         wanted = {} if start == 0 and stop is None else {"Range": _range(start, stop)}
         with self._errors_of(key):
             try:
@@ -125,7 +125,7 @@ class S3Storage:
         raise_errors(errors, len(keys))
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        """The keys that begin with `prefix`, sorted; in a directory bucket, its whole folder is asked for."""
+        """Return the keys that begin with `prefix`, sorted; in a directory bucket, its whole folder is asked for."""
         begins = self._prefix + prefix
         asked = begins[: begins.rfind("/") + 1] if self._is_directory else begins
         with self._errors_of(prefix):

@@ -81,12 +81,12 @@ def function_name(deployment: str, memory_mb: int) -> str:
 
 
 def log_group(deployment: str) -> str:
-    """The one log group of a deployment."""
+    """Return the one log group of a deployment."""
     return f"/funcpipe/{deployment}"
 
 
 def template(shape: Shape) -> Node:
-    """The template; its functions are there as soon as the parameter ImageUri names their image."""
+    """Return the template; its functions are there as soon as the parameter ImageUri names their image."""
     functions = {}
     for memory in shape.memory_mb:
         functions[f"Function{memory}"] = _function(shape, memory)
@@ -123,7 +123,7 @@ def template(shape: Shape) -> Node:
 
 
 def template_text(shape: Shape) -> str:
-    """The template as a file."""
+    """Return the template as a file."""
     return json.dumps(template(shape), indent=1) + "\n"
 
 
@@ -222,7 +222,7 @@ def _build_rights() -> Rights:
 
 
 def _build(shape: Shape) -> Node:
-    """A CodeBuild project that makes the image from an archive in the bucket; it costs only while it builds."""
+    """Return a CodeBuild project that makes the image from an archive in the bucket; it costs only while it builds."""
     size = "$(docker image inspect --format '{{.Size}}' $IMAGE)"
     commands = [
         "aws ecr get-login-password | docker login --username AWS --password-stdin ${IMAGE%%/*}",
@@ -255,13 +255,13 @@ def _build(shape: Shape) -> Node:
 
 
 def _function(shape: Shape, memory_mb: int) -> Node:
-    """A function that trains or measures."""
+    """Return a function that trains or measures."""
     name = function_name(shape.name, memory_mb)
     return function(name, memory_mb, LIFETIME_S, role="FunctionRole", environment=_ENVIRONMENT)
 
 
 def _watchdog(shape: Shape) -> Node:
-    """A small function that a rule invokes every minute with the payload of a watchdog, and what both may do."""
+    """Return a small function that a rule invokes every minute with the payload of a watchdog, and what both may do."""
     storage = f"s3://${{Bucket}}/{RUNS}?region=${{AWS::Region}}"
     arn = {"Fn::GetAtt": ["Watchdog", "Arn"]}
     platform = f"aws-lambda://{shape.name}?region=${{AWS::Region}}"

@@ -61,7 +61,7 @@ def invoke_awake(functions: Any, name: str, payload: bytes, polling: Polling) ->
 
 
 def _invoke(functions: Any, name: str, payload: bytes) -> str | None:
-    """The name of the request; None where the function is not Active."""
+    """Return the name of the request; None where the function is not Active."""
     try:
         answer = functions.invoke(FunctionName=name, InvocationType="Event", Payload=payload)
     except functions.exceptions.ClientError as error:

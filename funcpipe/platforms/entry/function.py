@@ -42,7 +42,7 @@ class InitTime:
         self._seconds += seconds
 
     def take(self) -> float:
-        """All seconds, the first time; nothing from then on."""
+        """Return all seconds, the first time; nothing from then on."""
         seconds, self._seconds = self._seconds, 0.0
         return seconds
 

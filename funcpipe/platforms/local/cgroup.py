@@ -85,7 +85,7 @@ class GroupV1(Group):
         return 0 if self._memory is None else _count(self._memory / "memory.oom_control", "oom_kill")
 
     def peak_bytes(self) -> int:
-        """The most memory that the processes of the group have used together, 0 where it is not counted."""
+        """Return the most memory that the processes of the group have used together, 0 where it is not counted."""
         return 0 if self._memory is None else int(_read(self._memory / "memory.max_usage_in_bytes") or 0)
 
 
@@ -143,7 +143,7 @@ class Groups:
         return self._cpu is not None or self._unified is not None
 
     def make(self) -> Group:
-        """A new group."""
+        """Return a new group."""
         self._made += 1
         name = f"{_PREFIX}{os.getpid()}-{self._made}"
         if self._unified is not None:
@@ -152,7 +152,7 @@ class Groups:
 
 
 def _places(mounts: str, own: str) -> Mapping[str, Sequence[Path]]:
-    """For each controller of version 1, and '' for version 2, the own group's folder and those above it."""
+    """Return, by controller of version 1, and '' for version 2, the own group's folder and those above it."""
     groups = {}
     for line in own.splitlines():
         _, names, path = line.split(":", 2)
@@ -177,7 +177,7 @@ def _upwards(mount: Path, path: str) -> Iterator[Path]:
 
 
 def _usable(folders: Sequence[Path], file: str) -> Path | None:
-    """The first of the folders in which groups can be made that have a `file` to write to."""
+    """Return the first of the folders in which groups can be made that have a `file` to write to."""
     for folder in folders:
         trial = folder / f"{_PREFIX}{os.getpid()}-trial"
         try:
@@ -193,7 +193,7 @@ def _usable(folders: Sequence[Path], file: str) -> Path | None:
 
 
 def _unified(folders: Sequence[Path]) -> Path | None:
-    """The first of the folders of version 2 in which groups with both limits can be made."""
+    """Return the first of the folders of version 2 in which groups with both limits can be made."""
     for folder in folders:
         with suppress(OSError):  # refused where processes are in the group itself, and needless where it is done
             (folder / "cgroup.subtree_control").write_text("+memory +cpu")

@@ -69,7 +69,7 @@ class FileStorage:
                 raise KeyExists(key) from None
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        """The bytes [start, stop) of an object; raises KeyMissing."""
+        """Return the bytes [start, stop) of an object; raises KeyMissing."""
         path = self._path(key)
         with self._errors_of("read", path):
             try:
@@ -100,7 +100,7 @@ class FileStorage:
         delete_each(self.delete, keys)
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        """The keys that begin with `prefix`, sorted."""
+        """Return the keys that begin with `prefix`, sorted."""
         folder = os.path.dirname(prefix)
         if folder:
             self._path(f"{folder}/any")
@@ -131,7 +131,7 @@ class FileStorage:
         cancel.wait(min(timeout_s, _POLL_S))
 
     def _below(self, prefix: str) -> Iterator[str]:
-        """All keys below the folder `prefix`. What vanishes meanwhile is left out, any other error is raised."""
+        """Yield all keys below the folder `prefix`. What vanishes meanwhile is left out, any other error is raised."""
         try:
             with os.scandir(os.path.join(self._root, prefix)) as found:
                 entries = [(f"{prefix}{entry.name}", entry.is_dir(follow_symlinks=False)) for entry in found]

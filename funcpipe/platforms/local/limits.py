@@ -37,7 +37,7 @@ class FunctionLimits:
         return self._spec.cold_start_s if own_s is None else min(own_s, self._spec.cold_start_s)
 
     def payload(self, text: str) -> str:
-        """The invocation payload, with the function's link to its storage."""
+        """Return the invocation payload, with the function's link to its storage."""
         invocation = json.loads(text)
         return json.dumps(invocation | {"storage": self._link.on(invocation["storage"])})
 
@@ -81,7 +81,7 @@ class ImposedLimits:
         self._emptied: list[Group] = []
 
     def of_function(self, size_name: str) -> FunctionLimits:
-        """The limits of a new function; raises InvalidValue for a size that the platform does not have."""
+        """Return the limits of a new function; raises InvalidValue for a size that the platform does not have."""
         size = self._spec.size(size_name)
         group = self._groups.make()
         group.limit_memory(max(size.memory_bytes - self._shared_bytes, MB))

@@ -30,7 +30,7 @@ class Link:
             raise InvalidValue("shared", self.shared, "must be given together with shared_bytes_s")
 
     def impose(self, store: Storage) -> Storage:
-        """`store` as it is seen through this link."""
+        """Return `store` as it is seen through this link."""
         return Throttled(
             store,
             latency_s=self.latency_s,
@@ -39,7 +39,7 @@ class Link:
         )
 
     def on(self, url: str) -> str:
-        """The URL of a storage, or those of several, which may have another link already, with this one."""
+        """Return the URL of a storage, or those of several, which may have another link already, with this one."""
         words = {name: getattr(self, name) for name in self.__slots__ if getattr(self, name) is not None}
         linked = {
             kind: urlsplit(one)._replace(fragment=urlencode(words)).geturl() for kind, one in urls_by_kind(url).items()

@@ -49,7 +49,7 @@ def keep_client_log(run: str) -> Iterator[None]:
 
 
 def read_logs(run: str) -> Iterator[RawLine]:
-    """The lines of all functions of a run on this machine, and of its client; none if nothing is known of it."""
+    """Yield the lines of all functions of a run on this machine, and of its client; none if nothing is known of it."""
     for path in sorted(_folder_of(run).glob("*.log")):
         with path.open(encoding="utf-8", errors="replace", newline="\n") as lines:
             yield from (RawLine(function=path.stem, text=line.rstrip("\n")) for line in lines)

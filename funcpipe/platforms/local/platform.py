@@ -69,7 +69,7 @@ class LocalPlatform(PlainKeys):
         return handle
 
     def status(self, handle: Handle) -> Status:
-        """The function's state; the reason names the signal that killed a process."""
+        """Return the function's state; the reason names the signal that killed a process."""
         status: Status = from_plain(Status, self._ask("status", name=handle.name)["status"], source=self.url)
         return status
 
@@ -121,7 +121,7 @@ class _Connection:
         self._close = weakref.finalize(self, _close, self._socket, self._lines)
 
     def ask(self, request: object) -> Any:
-        """The answer; raises OSError where there is none."""
+        """Return the answer; raises OSError where there is none."""
         self._socket.sendall(json.dumps(request).encode() + b"\n")
         answer = self._lines.readline()
         if not answer.endswith(b"\n"):

@@ -109,7 +109,7 @@ class Throttled(StorageWrapper):
         self._store.put(key, data, if_absent=if_absent, gate=_Passing(self, opening, size, self._upload))
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        """The bytes [start, stop) of an object, as fast as the link admits."""
+        """Return the bytes [start, stop) of an object, as fast as the link admits."""
         arrives_s = self._clock() + self._latency_s
         with ExitStack() as left_last:
             opening = _Opening(self, gate, arrives_s, left_last)
@@ -136,7 +136,7 @@ class Throttled(StorageWrapper):
         return request()
 
     def now_s(self) -> float:
-        """The time on this storage's clock."""
+        """Return the time on this storage's clock."""
         return self._clock()
 
     def sleep_until(self, due_s: float) -> None:

@@ -120,7 +120,7 @@ class FolderWatch:
 
 
 def _deepest_folder(path: str) -> str:
-    """The folder nearest to `path`, of those that it lies in, that exists."""
+    """Return the folder nearest to `path`, of those that it lies in, that exists."""
     folder = os.path.dirname(path)
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)

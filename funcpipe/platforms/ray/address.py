@@ -80,7 +80,7 @@ class RayAddress:
             )
 
     def connected_at(self, gcs: str) -> "RayAddress":
-        """The address by which other processes find the same cluster, whose control service is at `gcs`."""
+        """Return the address by which other processes find the same cluster, whose control service is at `gcs`."""
         match self.via:
             case Via.LOCAL:
                 return replace(self, via=Via.HERE, endpoint=gcs, cpus=None)
@@ -91,7 +91,7 @@ class RayAddress:
 
 
 def parse_address(url: str) -> RayAddress:
-    """The cluster that `url` names; a bare `ray` or `ray://` is Ray on this machine. Raises InvalidValue."""
+    """Return the cluster that `url` names; a bare `ray` or `ray://` is Ray on this machine. Raises InvalidValue."""
     parts, options = url_parts("platform", url if "://" in url else f"{url}://")
     via = _via(url, parts.netloc or Via.LOCAL.value, options.pop("via", None))
     known = {"market", "machine", "spot"} | ({"cpus"} if via is Via.LOCAL else set())

@@ -10,7 +10,7 @@ STOPPED = Status(state=State.FAILED, reason="stopped")
 
 
 def of_error(error: BaseException) -> Status:
-    """The last status of a function whose task raised `error`."""
+    """Return the last status of a function whose task raised `error`."""
     if isinstance(error, ray.exceptions.RayTaskError):
         cause = error.cause
         text = str(cause) if isinstance(cause, WorkerFailed) else error_text(cause)
@@ -25,7 +25,7 @@ def of_error(error: BaseException) -> Status:
 
 
 def beyond_memory(peak_bytes: int, memory_bytes: int) -> Status:
-    """The last status of a function that used more memory than its size has."""
+    """Return the last status of a function that used more memory than its size has."""
     reason = f"out of memory: {peak_bytes // MB} MB of {memory_bytes // MB} MB"
     return Status(state=State.FAILED, reason=reason, cause=Cause.OUT_OF_MEMORY, peak_bytes=peak_bytes)
 

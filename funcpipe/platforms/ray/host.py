@@ -63,7 +63,7 @@ class FunctionHost:
         return name
 
     async def status(self, name: str) -> Status:
-        """The function's state; one of an earlier host has died with it."""
+        """Return the function's state; one of an earlier host has died with it."""
         function = self._functions.get(name)
         if function is None:
             reason = "the host of functions that started it has ended"

@@ -68,7 +68,7 @@ class RayPlatform(PlainKeys):
         return Handle(worker=worker.worker, name=name)
 
     def status(self, handle: Handle) -> Status:
-        """The function's state."""
+        """Return the function's state."""
         status: Status = self._ask("status", handle.name)
         return status
 
@@ -141,6 +141,6 @@ def ray_functions(address: RayAddress, spec: PlatformSpec) -> Iterator[RayPlatfo
 
 
 def _reason(error: BaseException) -> str:
-    """The line that says most: that of the error on the node, if there was one."""
+    """Return the line that says most: that of the error on the node, if there was one."""
     lines = [line for line in str(error).strip().splitlines() if line.strip()]
     return lines[-1].strip() if lines else type(error).__name__

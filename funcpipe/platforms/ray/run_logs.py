@@ -16,7 +16,7 @@ _MARKS = (":job_id:", ":task_name:", ":actor_name:")
 
 
 def read_logs(run: str) -> Iterator[RawLine]:
-    """The lines of all processes of the cluster that functions of `run` have begun in, on nodes that live."""
+    """Yield the lines of all processes of the cluster that functions of `run` have begun in, on nodes that live."""
     nodes = [node["NodeID"] for node in ray.nodes() if node["Alive"]]
     found = [_on(node).remote(run) for node in nodes]
     for node, lines in zip(nodes, ray.get(found), strict=True):
@@ -29,12 +29,12 @@ def _on(node: str) -> Any:
 
 
 def read_node(run: str) -> list[tuple[str, str]]:
-    """The functions of `run` on this node, each with its lines, from a task of Ray."""
+    """Return the functions of `run` on this node, each with its lines, from a task of Ray."""
     return read_folder(Path(os.readlink(_OWN_OUTPUT)).parent, run)
 
 
 def read_folder(folder: Path, run: str) -> list[tuple[str, str]]:
-    """The same from the folder in which Ray keeps logs."""
+    """Return the same from the folder in which Ray keeps logs."""
     begins = f" run={run} "
     found = []
     for path in sorted(folder.glob("worker-*.err")):
@@ -46,7 +46,7 @@ def read_folder(folder: Path, run: str) -> list[tuple[str, str]]:
 
 
 def _of_functions(stream: str, lines: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """The lines of one process, each with the function that it is of: a process may be several, one by one."""
+    """Yield the lines of one process, each with the function that it is of: a process may be several, one by one."""
     number = 0
     for line in lines:
         number += BEGINS in line

@@ -63,7 +63,7 @@ class SkyJob:
 
 
 def sky_text(provision: Provision, market: Market, job: SkyJob) -> str:
-    """The task file, YAML. Raises PlatformRefused for what SkyPilot cannot rent."""
+    """Return the task file, YAML. Raises PlatformRefused for what SkyPilot cannot rent."""
     return "---\n".join("".join(_lines(document)) for document in sky_documents(provision, market, job))
 
 

@@ -34,7 +34,7 @@ def of_nodes(spec: PlatformSpec, nodes: Iterable[Node], *, shared_cores: int | N
 
 
 def at_prices_of(spec: PlatformSpec, market: Market, machine: str, *, spot: bool) -> PlatformSpec:
-    """`spec` with sizes that are a share of `machine`, at its price and of its network.
+    """Return `spec` with sizes that are a share of `machine`, at its price and of its network.
 
     The share of a size is that of the machine's vCPUs or of its memory, whichever is more. Raises InvalidValue.
     """

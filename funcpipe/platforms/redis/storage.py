@@ -82,7 +82,7 @@ class RedisStorage:
                 raise KeyExists(key)
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        """The bytes [start, stop) of an object; raises KeyMissing.
+        """Return the bytes [start, stop) of an object; raises KeyMissing.
 
         An empty answer to GETRANGE may come from a missing key: EXISTS before and after it decide. The one before is
         answered ahead of the body, and so marks when the gate is to be entered. In a transaction, a server whose memory
@@ -113,7 +113,7 @@ class RedisStorage:
                 self._client.unlink(*map(self._name_of, batch))
 
     def list(self, prefix: str) -> tuple[str, ...]:
-        """The keys that begin with `prefix`, sorted.
+        """Return the keys that begin with `prefix`, sorted.
 
         SCAN finds every key that is there from its beginning to its end, some of them twice.
         """
@@ -174,7 +174,7 @@ def _explaining(where: str) -> Iterator[None]:
 
 
 def _answers(connection: Any, count: int) -> list[Any]:
-    """The next `count` answers, of which all are read; raises the first that is an error."""
+    """Return the next `count` answers, of which all are read; raises the first that is an error."""
     answers: list[Any] = []
     for _ in range(count):
         try:

@@ -7,7 +7,7 @@ _BLOCK_BYTES = 1024 * 1024  # sent by one call, so that the timeout is one of si
 
 
 def blocks(*words: str | bytes | memoryview) -> Iterator[bytes | memoryview]:
-    """A command as what is to be sent in turn; large words are not copied, as they are by hiredis."""
+    """Yield a command as what is to be sent in turn; large words are not copied, as they are by hiredis."""
     head = b"*%d\r\n" % len(words)
     for word in words:
         body = word.encode() if isinstance(word, str) else word

@@ -21,7 +21,7 @@ class GatedBody:
         self._position = 0
 
     def read(self, size: int | None = -1) -> bytes | memoryview:
-        """The next bytes, in blocks that may be larger than `size` where not all are asked for."""
+        """Return the next bytes, in blocks that may be larger than `size` where not all are asked for."""
         if self._position >= len(self._data):
             self._leave()
             return b""
@@ -39,7 +39,7 @@ class GatedBody:
         return self._position
 
     def tell(self) -> int:
-        """The position."""
+        """Return the position."""
         return self._position
 
     def __len__(self) -> int:

@@ -6,7 +6,7 @@ from funcpipe.core.log_lines import RawLine
 
 
 def by_invocation(stream: str, events: Iterable[tuple[float, str]], begins: Callable[[str], bool]) -> Iterator[RawLine]:
-    """The lines of the `events` of one stream, moments with their texts in order.
+    """Yield the lines of the `events` of one stream, moments with their texts in order.
 
     `begins` knows the text with which an invocation begins; what comes before the first, as the environment is made
     ready for it, is of the first.

@@ -21,7 +21,7 @@ _NONCE_BYTES = 12
 
 
 def new_secret() -> str:
-    """The secret of a new deployment."""
+    """Return the secret of a new deployment."""
     return secrets.token_hex(32)
 
 
@@ -54,7 +54,7 @@ def wrap_of_environment() -> KeyWrap:
 
 
 def unwrap_payload(payload: str) -> str:
-    """The payload of a worker with the run's key as it is; any other payload stays. Raises PlatformRefused."""
+    """Return the payload of a worker with the run's key as it is; any other payload stays. Raises PlatformRefused."""
     try:
         invocation = json.loads(payload)
     except ValueError:

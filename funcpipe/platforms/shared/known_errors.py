@@ -41,7 +41,7 @@ _SKEWED_SIGNATURE = re.compile(r"^Signature (expired|not yet current): ")
 
 
 def remedy_for_credentials(code: str, message: str) -> str | None:
-    """The remedy for credentials that have expired, or for a clock that is wrong; None for other answers."""
+    """Return the remedy for credentials that have expired, or for a clock that is wrong; None for other answers."""
     if _SKEWED_SIGNATURE.match(message):
         return SKEWED.remedy
     return next((one.remedy for one in (EXPIRED, SKEWED) if re.search(one.code, code)), None)

@@ -58,7 +58,7 @@ class Package:
             (folder / path).chmod(_FILE_MODE)
 
     def archive(self) -> bytes:
-        """The files as a zip archive, the same for the same files; everybody can read what is unpacked from it.
+        """Return the files as a zip archive, the same for the same files; everybody can read what is unpacked from it.
 
         Functions of AWS Lambda run as a user of their own (docs.aws.amazon.com/lambda/latest/dg/images-create.html).
         """
@@ -71,7 +71,7 @@ class Package:
         return buffer.getvalue()
 
     def _folders(self) -> list[str]:
-        """The folders of the files, each after the one that it lies in."""
+        """Return the folders of the files, each after the one that it lies in."""
         return sorted({str(folder) for path in self.files for folder in PurePosixPath(path).parents[:-1]})
 
 
@@ -91,7 +91,7 @@ def make_package(
 
 
 def read_requirements(path: str | None) -> tuple[str, ...]:
-    """The lines of a requirements file; none where there is no file."""
+    """Return the lines of a requirements file; none where there is no file."""
     if path is None:
         return ()
     try:

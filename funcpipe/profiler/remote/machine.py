@@ -45,7 +45,7 @@ def measure_machine(storage: Storage, key: str, *, started_at_s: float, memory_b
 
 
 def measure_latency(storage: Storage, key: str) -> float:
-    """The median seconds of a request with a body of one byte."""
+    """Return the median seconds of a request with a body of one byte."""
     times_s = []
     for _ in range(REQUESTS):
         times_s += [seconds(lambda: storage.put(key, b"1")), seconds(lambda: storage.get(key))]

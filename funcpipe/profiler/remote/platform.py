@@ -19,7 +19,7 @@ _MEASURED = ("vcpu", "upload_bytes_s", "download_bytes_s", "latency_s", "cold_st
 def measure_platform(
     platform: Platform, storage: Storage, storage_url: str, *, max_usd: float | None = None
 ) -> PlatformSpec:
-    """The specification of `platform` with the values that a function of each size measures, as `sources` says.
+    """Return the specification of `platform` with the values that a function of each size measures, as `sources` says.
 
     Raises WorkerFailed if a function fails, InputError if `max_usd` is too little.
     """
@@ -52,7 +52,7 @@ def measure_platform(
 def measured(
     spec: PlatformSpec, reports: Mapping[str, MachineReport], *, cold_start_s: Mapping[str, float], when: str
 ) -> PlatformSpec:
-    """`spec` with the values of the reports, one for each size, and each size's cold start."""
+    """Return `spec` with the values of the reports, one for each size, and each size's cold start."""
     reference_s = _reference_s(spec, reports)
     sizes = tuple(
         replace(_measured_size(size, reports[size.name], reference_s), cold_start_s=cold_start_s[size.name])
@@ -79,7 +79,7 @@ def _measured_size(size: FunctionSize, report: MachineReport, reference_s: float
 
 
 def _reference_s(spec: PlatformSpec, reports: Mapping[str, MachineReport]) -> float:
-    """Seconds of a matrix product on one whole vCPU, from one thread, or from its share of a vCPU."""
+    """Return seconds of a matrix product on one whole vCPU, from one thread, or from its share of a vCPU."""
     return min(report.one_thread_s * min(1.0, spec.size(name).vcpu) for name, report in reports.items())
 
 

@@ -62,7 +62,7 @@ def _get_nothing(storage: Storage, key: str) -> None:
 
 
 def _bandwidths(storage: Storage, keys: list[str], most: int) -> tuple[float, float]:
-    """Bytes per second up and down, of all `keys` at once together."""
+    """Return bytes per second up and down, of all `keys` at once together."""
     with ThreadPoolExecutor(len(keys)) as pool:
 
         def put(body: bytes) -> None:

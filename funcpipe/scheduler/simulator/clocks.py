@@ -25,7 +25,7 @@ Slack = Mapping[tuple[Worker, Worker], float]
 
 
 def aligned(events: Sequence[Event]) -> tuple[Event, ...]:
-    """`events` by the first worker's clock, in order of their start."""
+    """Return `events` by the first worker's clock, in order of their start."""
     corrections = clock_corrections(events)
     moved = []
     for event in events:
@@ -35,7 +35,7 @@ def aligned(events: Sequence[Event]) -> tuple[Event, ...]:
 
 
 def clock_corrections(events: Sequence[Event]) -> dict[Worker, float]:
-    """The seconds to add to the times of each worker."""
+    """Return the seconds to add to the times of each worker."""
     workers = sorted({(event.stage, event.replica) for event in events})
     slack = _slack(events)
     if all(seconds >= 0 for seconds in slack.values()):
@@ -84,7 +84,7 @@ def _spread(first: Worker, slack: Slack, found: dict[Worker, float]) -> None:
 
 
 def _between(known: Worker, other: Worker, slack: Slack) -> tuple[float, float]:
-    """The distance of the bounds on the correction of `other` relative to that of `known`, and their middle.
+    """Return the distance of the bounds on the correction of `other` relative to that of `known`, and their middle.
 
     Messages in one direction only give one bound: the correction is 0, or the bound where 0 would contradict it.
     """

@@ -54,12 +54,12 @@ class CompiledGraph:
         return 1 + max(self.lane, default=-1)
 
     def releases(self, entry: int) -> Sequence[int]:
-        """The entries that wait for the end of `entry`."""
+        """Return the entries that wait for the end of `entry`."""
         return self.released[self.first[entry] : self.first[entry + 1]]
 
 
 def compile_graph(graph: Graph) -> CompiledGraph:
-    """`graph` with its strict lanes turned into dependencies."""
+    """Return `graph` with its strict lanes turned into dependencies."""
     tasks = graph.tasks
     count = len(tasks)
     workers: dict[Worker, int] = {}
@@ -87,7 +87,7 @@ def compile_graph(graph: Graph) -> CompiledGraph:
 
 
 def _needs(graph: Graph) -> tuple[Array, Array]:
-    """The dependencies of the graph: two arrays, the task that is needed and the task that needs it."""
+    """Return the dependencies of the graph: two arrays, the task that is needed and the task that needs it."""
     lengths = np.fromiter(map(len, graph.needs), np.int64, len(graph.needs))
     sources = np.fromiter(chain.from_iterable(graph.needs), np.int64, int(lengths.sum()))
     return sources, np.repeat(np.arange(len(lengths)), lengths)

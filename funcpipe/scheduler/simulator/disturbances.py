@@ -90,7 +90,7 @@ UNDISTURBED = Disturbances()
 
 
 def disturbed(costs: Costs, graph: Graph, disturbances: Disturbances) -> Costs:
-    """`costs` with noise for each task, and with stragglers."""
+    """Return `costs` with noise for each task, and with stragglers."""
     if not (disturbances.compute_jitter or disturbances.transfer_jitter or disturbances.stragglers):
         return costs
     draw = np.random.default_rng(disturbances.seed)
@@ -105,7 +105,7 @@ def disturbed(costs: Costs, graph: Graph, disturbances: Disturbances) -> Costs:
 
 
 def cold_starts(workers: int, disturbances: Disturbances) -> Array:
-    """Seconds before each worker's first task."""
+    """Return seconds before each worker's first task."""
     draw = np.random.default_rng((disturbances.seed, 1))
     return disturbances.cold_start_s * log_normal(draw, np.full(workers, disturbances.cold_start_jitter))
 

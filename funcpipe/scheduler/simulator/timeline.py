@@ -38,7 +38,7 @@ class Timeline:
         return max(self.ends_s, default=0.0)
 
     def trace(self, *, run: str, step: int = 0) -> Trace:
-        """The same as events, in order of their start."""
+        """Return the same as events, in order of their start."""
         events = sorted(self._events(step), key=lambda event: (event.start_s, event.end_s))
         return Trace(run=run, source=Source.SIMULATED, events=tuple(events))
 
