@@ -21,11 +21,11 @@ from funcpipe.core.market import HOUR_S, Market
 from funcpipe.core.provision import CostItem, Provision
 from funcpipe.core.stores import DEFAULT, urls_by_kind
 from funcpipe.errors import PlanError, RunHalted
-from funcpipe.parameter_server.crew import Crew
-from funcpipe.parameter_server.function_crew import FunctionCrew, FunctionSite
+from funcpipe.parameter_server.function_group import FunctionSite, FunctionWorkerGroup
 from funcpipe.parameter_server.function_messages import ServerKeys
 from funcpipe.parameter_server.replica import ServerJob
 from funcpipe.parameter_server.values import ServerWorker, Updates
+from funcpipe.parameter_server.worker_group import WorkerGroup
 from funcpipe.platforms.base import Platform
 from funcpipe.platforms.catalog import LOCAL, is_deployment, open_deployment
 from funcpipe.platforms.local.log_files import keep_client_log
@@ -64,7 +64,7 @@ class ServerFunctions:
             checks.whole(name, getattr(self, name), 1)
 
     @property
-    def crew(self) -> tuple[ServerWorker, ...]:
+    def server_workers(self) -> tuple[ServerWorker, ...]:
         """The workers, which are equal."""
         return tuple(ServerWorker(name=f"f{number}", push=self.push) for number in range(self.workers))
 
@@ -111,10 +111,10 @@ def train_on_functions(
             gathers=run.updates is Updates.BSP,
         )
         prices = prices_at(platform.url, settings.prices or platform.spec, given=settings.prices is not None)
-        with FunctionCrew(site, functions.crew) as crew:
-            bill = _Bill(functions, size, prices, market, session, crew)
-            guarded = replace(run, watch=_guarded(run, limits, bill, crew, name, lasts=session.lasts))
-            result = trained(job, crew, guarded, name, session.storage)
+        with FunctionWorkerGroup(site, functions.server_workers) as group:
+            bill = _Bill(functions, size, prices, market, session, group)
+            guarded = replace(run, watch=_guarded(run, limits, bill, group, name, lasts=session.lasts))
+            result = trained(job, group, guarded, name, session.storage)
         if session.lasts and not settings.keep_model:
             session.storage.delete_many(find_objects(session.storage, f"{name}/server/").own)
         return replace(result, bill=bill.items())
@@ -136,9 +136,9 @@ class _Bill:
         prices: PlatformSpec,
         market: Market,
         session: Session,
-        crew: FunctionCrew,
+        group: FunctionWorkerGroup,
     ) -> None:
-        self._size, self._prices, self._crew, self._session = size, prices, crew, session
+        self._size, self._prices, self._group, self._session = size, prices, group, session
         known = {machine.name for machine in market.machines}
         machine = market.machine(functions.server) if functions.server in known else None
         self._server_usd_s = 0.0 if machine is None else machine.on_demand_usd_h / HOUR_S
@@ -147,7 +147,7 @@ class _Bill:
 
     def items(self) -> tuple[CostItem, ...]:
         """The bill until now."""
-        used, items = self._crew.used(), []
+        used, items = self._group.used(), []
         for name, own in used.items():
             usd = own.functions * self._prices.price_invocation_usd + own.seconds * self._size.price_usd_s
             items.append(CostItem(name=name, usd=usd))
@@ -155,7 +155,7 @@ class _Bill:
             requests = sum((own.requests for own in used.values()), self._session.meter.counts)
             items.append(CostItem(name="requests", usd=self._prices.store(DEFAULT).counted_usd(requests)))
         if self._server_usd_s:  # of a machine in the functions' region, where downloads cost nothing
-            items.append(CostItem(name="server", usd=self._server_usd_s * self._crew.lifetime_s))
+            items.append(CostItem(name="server", usd=self._server_usd_s * self._group.lifetime_s))
         elif not self._is_free and (usd := self._prices.traffic_usd(self._session.meter.counts.received_bytes)):
             items.append(CostItem(name="traffic", usd=usd))
         return tuple(items)
@@ -171,18 +171,18 @@ def _is_free(session: Session) -> bool:
 
 
 def _guarded(
-    run: ServerRun, limits: RunLimits, bill: _Bill, crew: FunctionCrew, name: str, *, lasts: bool
-) -> Callable[[Crew, float], None]:
+    run: ServerRun, limits: RunLimits, bill: _Bill, group: FunctionWorkerGroup, name: str, *, lasts: bool
+) -> Callable[[WorkerGroup, float], None]:
     """The watch of `run`, which ends the run before it exceeds a limit. Raises RunHalted."""
 
-    def watch(seen: Crew, done: float) -> None:
-        reason = _exceeded(limits, bill, crew.lifetime_s)
+    def watch(seen: WorkerGroup, done: float) -> None:
+        reason = _exceeded(limits, bill, group.lifetime_s)
         if reason is not None and done < 1:
             goes_on = ""
             if lasts:
-                crew.save()
+                group.save()
                 goes_on = "; under the same name, with a higher limit, it goes on from there"
-            raise RunHalted(f"run {name} was stopped after {crew.progress().version} updates: {reason}{goes_on}")
+            raise RunHalted(f"run {name} was stopped after {group.progress().version} updates: {reason}{goes_on}")
         run.watch(seen, done)
 
     return watch

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 from funcpipe.core.provision import Provision
 from funcpipe.errors import Infeasible
-from funcpipe.parameter_server.crew import Crew
 from funcpipe.parameter_server.values import ServerWorker
+from funcpipe.parameter_server.worker_group import WorkerGroup
 from funcpipe.provision.goal import Goal
 from funcpipe.provision.spotdnn import SpotSystem, SpotType
 from funcpipe.provision.spotdnn_search import replan
@@ -94,9 +94,9 @@ class Replanner:
         self._gone: set[str] = set()
         self.revocations: list[Revocation] = []
 
-    def __call__(self, crew: Crew, done: float) -> None:
+    def __call__(self, group: WorkerGroup, done: float) -> None:
         """Look for machines that leave, or have left without notice."""
-        present = {worker.name: worker for worker in crew.workers}
+        present = {worker.name: worker for worker in group.workers}
         self._starting -= present.keys()
         vanished = self._known.keys() - present.keys() - self._starting
         self._known |= present
@@ -105,12 +105,12 @@ class Replanner:
         if not leaving:
             return
         for name in sorted(noticed):
-            crew.leave(name)
+            group.leave(name)
         left = [self._known.pop(name) for name in leaving]
         self._gone |= {worker.machine for worker in left}
-        self._add(crew, done, left)
+        self._add(group, done, left)
 
-    def _add(self, crew: Crew, done: float, left: Sequence[ServerWorker]) -> None:
+    def _add(self, group: WorkerGroup, done: float, left: Sequence[ServerWorker]) -> None:
         elapsed_s = self._clock() - self._began_s
         survivors = tuple(self._known.values())
         plan: Provision | None = None
@@ -127,7 +127,7 @@ class Replanner:
         for worker in joining:
             self._known[worker.name] = worker
             self._starting.add(worker.name)
-            crew.join(worker)
+            group.join(worker)
         names = tuple(worker.name for worker in left), tuple(worker.name for worker in joining)
         _log.warning("%s left; %s joins", ", ".join(names[0]), ", ".join(names[1]) or "nobody")
         self.revocations.append(Revocation(time_s=elapsed_s, done=done, left=names[0], joined=names[1], plan=plan))

@@ -9,22 +9,22 @@ from torch import Tensor
 
 from funcpipe.client.job import Job
 from funcpipe.core.provision import CostItem
-from funcpipe.parameter_server.crew import Crew
 from funcpipe.parameter_server.loops import (
-    Course,
     History,
+    LoopConfig,
     Watch,
     nothing_changes,
     train_asynchronously,
     train_synchronously,
 )
 from funcpipe.parameter_server.values import PushRecord, Updates
+from funcpipe.parameter_server.worker_group import WorkerGroup
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.renewal import Renewal
 
 
-class ServerCrew(Crew, Protocol):
-    """A crew that has the trained model."""
+class TrainedWorkerGroup(WorkerGroup, Protocol):
+    """A group that has the trained model."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """The model's `state_dict`."""
@@ -77,13 +77,13 @@ class ServerRun:
     watch: Watch = nothing_changes
 
 
-def trained(job: Job, crew: ServerCrew, run: ServerRun, name: str, storage: Storage) -> ServerResult:
-    """Train `job` with `crew`, as the run called `name` in `storage`: all that is found but the bill."""
+def trained(job: Job, group: TrainedWorkerGroup, run: ServerRun, name: str, storage: Storage) -> ServerResult:
+    """Train `job` with `group`, as the run called `name` in `storage`: all that is found but the bill."""
     with Renewal(storage, name) as renewal:
-        return _trained(job, crew, run, name, renewal)
+        return _trained(job, group, run, name, renewal)
 
 
-def _trained(job: Job, crew: ServerCrew, run: ServerRun, name: str, renewal: Renewal) -> ServerResult:
+def _trained(job: Job, group: TrainedWorkerGroup, run: ServerRun, name: str, renewal: Renewal) -> ServerResult:
     history, steps, began_s = History(), list[float](), time.monotonic()
 
     def watch(seen: object, done: float) -> None:
@@ -91,12 +91,12 @@ def _trained(job: Job, crew: ServerCrew, run: ServerRun, name: str, renewal: Ren
         while len(steps) < len(history.losses):
             steps.append(time.monotonic() - began_s)
         del steps[len(history.losses) :]
-        run.watch(crew, done)
+        run.watch(group, done)
 
-    course = Course(batches=job.batches, epochs=job.epochs, save_every=run.save_every, watch=watch)
-    (train_synchronously if run.updates is Updates.BSP else train_asynchronously)(crew, course, history)
+    config = LoopConfig(batches=job.batches, epochs=job.epochs, save_every=run.save_every, watch=watch)
+    (train_synchronously if run.updates is Updates.BSP else train_asynchronously)(group, config, history)
     if run.save_every:
-        crew.save()
+        group.save()
     ended_s = time.monotonic() - began_s
     ends = [*steps, *[ended_s] * (len(history.losses) - len(steps))]
     pushes = [replace(push, time_s=push.time_s - began_s) for push in history.pushes]
@@ -109,7 +109,7 @@ def _trained(job: Job, crew: ServerCrew, run: ServerRun, name: str, renewal: Ren
         run=name,
         updates=run.updates,
         seconds=ended_s,
-        state=crew.state_dict(),
+        state=group.state_dict(),
         losses=tuple(history.losses),
         step_s=tuple(end - before for before, end in zip([0.0, *ends], ends, strict=False)),
         computed_by=tuple(history.computed_by),

@@ -27,7 +27,7 @@ from funcpipe.runstate.run_objects import find_objects, refuse_foreign_objects
 from funcpipe.training.data_source import Data
 
 if TYPE_CHECKING:
-    from funcpipe.parameter_server.ray_crew import RayCrew
+    from funcpipe.parameter_server.ray_group import RayWorkerGroup
 
 RAY_HERE = "ray://local"
 _OBJECT_STORE_BYTES = 256 << 20  # of a Ray that is started here: parameters and gradients pass through it
@@ -159,7 +159,7 @@ def train_on_cluster(
     if address.is_shared and settings.storage is None:
         raise InvalidValue("storage", None, "must be given with a Ray cluster: all its nodes read the data there")
     from funcpipe.parameter_server.ray_actors import RaySite
-    from funcpipe.parameter_server.ray_crew import RayCrew
+    from funcpipe.parameter_server.ray_group import RayWorkerGroup
     from funcpipe.platforms.ray.connection import connected
 
     name = settings.resume or settings.name or new_run_name()
@@ -178,24 +178,24 @@ def train_on_cluster(
             link_bytes_s=cluster.server_link_bytes_s,
         )
         stack.enter_context(connected(address, object_store_bytes=_OBJECT_STORE_BYTES))
-        crew = stack.enter_context(RayCrew(site, cluster.workers))
-        result = trained(job, crew, run, name, storage)
+        group = stack.enter_context(RayWorkerGroup(site, cluster.workers))
+        result = trained(job, group, run, name, storage)
         if settings.storage is not None and not settings.keep_model:
             storage.delete_many(find_objects(storage, f"{name}/server/").own)
-    return replace(result, bill=_bill(cluster, crew, market))
+    return replace(result, bill=_bill(cluster, group, market))
 
 
-def _bill(cluster: ServerCluster, crew: "RayCrew", market: Market) -> tuple[CostItem, ...]:
+def _bill(cluster: ServerCluster, group: "RayWorkerGroup", market: Market) -> tuple[CostItem, ...]:
     """Each machine of the market, from when it was started to when it left; the server for all the time."""
     known = {machine.name for machine in market.machines}
     items = []
-    for name, (worker, present_s) in crew.presence().items():
+    for name, (worker, present_s) in group.presence().items():
         if worker.machine in known:
             machine = market.machine(worker.machine)
             usd_h = machine.usd_h(spot=worker.spot) or machine.on_demand_usd_h
             items.append(CostItem(name=name, usd=usd_h * present_s / HOUR_S))
     if cluster.server in known:
         items.append(
-            CostItem(name="server", usd=market.machine(cluster.server).on_demand_usd_h * crew.lifetime_s / HOUR_S)
+            CostItem(name="server", usd=market.machine(cluster.server).on_demand_usd_h * group.lifetime_s / HOUR_S)
         )
     return tuple(items)

@@ -11,9 +11,9 @@ from funcpipe.runstate.documents import READS
 
 
 class Arrivals:
-    """Gets each object when it is there. Where `storage` does not tell, it is asked when the last ones have come.
+    """A wait for each object. A `storage` that cannot watch is polled at the times by which earlier ones came.
 
-    Setting `cancel` ends the wait, after one more look.
+    Setting `cancel` ends the wait, after one more read.
     """
 
     def __init__(

@@ -1,10 +1,10 @@
-"""What a parameter server's client and its functions tell each other through a storage.
+"""The messages between a parameter server's client and its functions, through a storage.
 
     run-1/g0000-3fa9/server/work/f0/0001/00000007      what attempt 1 of the worker f0 is to compute next, as JSON
     run-1/g0000-3fa9/server/pushes/f0/0001/00000007    what it has computed: JSON, then gradients as safetensors
     run-1/g0000-3fa9/server/parameters/00000041        the parameters after 41 updates, as safetensors
 
-Each attempt has orders of its own, so that a function that was given up, and was only slow, disturbs nobody. Message 0
+Each attempt has orders of its own, so that a function that was given up, but was only slow, does no harm. Message 0
 says that a function is ready; each order is answered by the message of its number.
 """
 
@@ -37,10 +37,10 @@ class WorkOrder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionMessage:
-    """The answer to the order `number`: the sums of the losses for each of its gradients, and how the function fares.
+    """The answer to the order `number`: the sums of the losses for each of its gradients, and the function's state.
 
     It took `pull_s` to get the parameters and `compute_s` to compute. It is billed for `billed_s` so far, has made
-    `requests`, and leaves in `left_s`, where its life ends; with `leaves` it does so now. `error` is why it failed;
+    `requests`, and leaves in `left_s`, as its lifetime ends; with `leaves` it does so now. `error` is why it failed;
     another function may do better if that is `retryable`.
     """
 
@@ -62,13 +62,13 @@ class FunctionMessage:
 
 @dataclass(frozen=True, slots=True)
 class ServerKeys:
-    """The keys of what a generation's parameter server and its functions exchange; all of it is signed."""
+    """The keys of all objects between a generation's parameter server and its functions; all are signed."""
 
     keys: Keys
 
     @property
     def root(self) -> str:
-        """What `data_key` takes: the data's keys begin with it."""
+        """The prefix of the data's keys, for `data_key`."""
         return self.keys.prefix.rstrip("/")
 
     def order(self, spec: ServerFunctionSpec, number: int) -> str:

@@ -1,9 +1,9 @@
 """A function that computes gradients for a parameter server.
 
-order | gets the parameters, if they are newer | computes | puts its gradients | order | … | leaves, as its life ends
+order | gets the parameters, if they are newer | computes | puts its gradients | order | … | leaves in time
 
-A function that leaves says so with its last gradients, or without any while it waits. What it was given meanwhile is
-given to others.
+A function that leaves says so with its last gradients, or without any while it waits. Its open orders are given to
+others.
 """
 
 import hashlib
@@ -37,7 +37,7 @@ from funcpipe.runstate.signed_storage import OneKey, SignedStorage
 _log = logging.getLogger(__name__)
 
 _PATIENCE = 2
-"""Message deadlines that a function waits for work: one is what the client waits for a function that is silent."""
+"""Message deadlines that a function waits for work; the client waits one for a silent function."""
 
 
 def main(payload: str, *, open_storage: OpenStorage, invoked: Invoked) -> None:
@@ -53,19 +53,19 @@ def main(payload: str, *, open_storage: OpenStorage, invoked: Invoked) -> None:
 
 
 def run_function(spec: ServerFunctionSpec, storage: Storage, *, invoked: Invoked) -> bool:
-    """Be the function of `spec`; whether it ended well. Its last message says why, if it did not."""
+    """Be the function of `spec`; False if it failed, for the reason in its last message."""
     function = _Function(spec, SignedStorage(storage, OneKey(RunKey(spec.run_key))), invoked)
     try:
         function.work()
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever ends a function early is told to its client
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - reported to the client
         _log.error("failed: %s", error, exc_info=error)
-        function.tell_failure(error)
+        function.report_failure(error)
         return False
     return True
 
 
 class _Function:
-    """One function's life. `self._number` is that of the order that it computes, or waits for."""
+    """A running function. `self._number` is that of the order that it computes, or waits for."""
 
     def __init__(self, spec: ServerFunctionSpec, storage: Storage, invoked: Invoked) -> None:
         self._spec, self._storage, self._invoked = spec, storage, invoked
@@ -76,20 +76,20 @@ class _Function:
         self._longest_s = 0.0
 
     def work(self) -> None:
-        """Do what is ordered, until the order to end comes, or the end of this function's life is near."""
+        """Carry out orders until the order to end, or until the end of this function's lifetime is near."""
         replica = Replica(self._job(), self._storage, self._keys.root)
         self._send(self._message())
         _log.info("ready")
         while (order := self._next_order()) is not None:
             if order.chunk is None:
                 self._send(self._message(leaves=True))
-                _log.info("ends after %d orders, as it was told to", self._number - 1)
+                _log.info("ends after %d orders, as ordered", self._number - 1)
                 return
             if self._compute(replica, order, order.chunk):
-                _log.info("leaves after %d orders: its life is near its end", self._number)
+                _log.info("leaves after %d orders: its lifetime is nearly over", self._number)
                 return
 
-    def tell_failure(self, error: BaseException) -> None:
+    def report_failure(self, error: BaseException) -> None:
         """Send the error as the answer to the order that it came with."""
         text = shortened("".join(traceback.format_exception(error)))
         message = self._message(
@@ -110,7 +110,7 @@ class _Function:
         return ServerJob(bundle=bundle, tensors=tensors, seed=self._spec.seed)
 
     def _next_order(self) -> WorkOrder | None:
-        """The next order; None if this function's life is over before it comes. Raises DeadlineExceeded."""
+        """The next order; None if this function's lifetime ends before it comes. Raises DeadlineExceeded."""
         self._number += 1
         key = self._keys.order(self._spec, self._number)
         deadline_s = _PATIENCE * self._spec.message_deadline_s
@@ -122,14 +122,14 @@ class _Function:
             return decode_document(WorkOrder, data, source=key)
         if left_s is None or left_s > deadline_s:
             raise DeadlineExceeded(
-                f"no work has come for {deadline_s:g} s: whoever leads the training seems to be gone"
+                f"no work has come for {deadline_s:g} s: the client that leads the training seems to be gone"
             )
         self._send(self._message(leaves=True))
-        _log.info("leaves while it waits: its life is near its end")
+        _log.info("leaves while it waits: its lifetime is nearly over")
         return None
 
     def _compute(self, replica: Replica, order: WorkOrder, chunk: Chunk) -> bool:
-        """Compute and push; whether this function leaves now."""
+        """Compute and push; True if this function leaves now."""
         began_s = time.monotonic()
         parameters = self._pull(order.version)
         pulled_s = time.monotonic()
@@ -156,12 +156,12 @@ class _Function:
         return self._parameters[1]
 
     def _left_s(self) -> float | None:
-        """How long until this function leaves: so early that two more orders would fit; None is for ever."""
-        lives_s = [s for s in (self._spec.lifetime_s, self._invoked.lifetime_s) if s is not None]
-        if not lives_s:
+        """Seconds until this function leaves, early enough for two more orders; None if it need not."""
+        lifetimes_s = [s for s in (self._spec.lifetime_s, self._invoked.lifetime_s) if s is not None]
+        if not lifetimes_s:
             return None
         age_s = time.monotonic() - self._invoked.at_s
-        return leaves_at_s(min(lives_s), self._longest_s, 0.0) - age_s
+        return leaves_at_s(min(lifetimes_s), self._longest_s, 0.0) - age_s
 
     def _message(self, **fields: Any) -> FunctionMessage:
         """The answer to the order that this function is at."""

@@ -8,7 +8,7 @@ _QUANTA = 16
 
 
 class SharedLink:
-    """Delays transfers as a link of `bytes_s` bytes a second would that divides itself evenly among them.
+    """A delay of transfers, as on a link of `bytes_s` bytes a second that they share evenly.
 
     A transfer moves in small pieces, one after another, and so takes turns with those of other threads. Without
     `bytes_s` it delays nothing by itself.
@@ -37,7 +37,7 @@ class SharedLink:
             self._sleep(max(passed_s - self._clock(), 0.0))
 
     def _reserve(self, size: float, now_s: float) -> float:
-        """When the link will have moved the next `size` bytes that are given to it."""
+        """Return when the link will have moved the next `size` bytes."""
         if self._bytes_s is None:
             return now_s
         with self._lock:

@@ -14,26 +14,26 @@ from dataclasses import dataclass, field
 
 from funcpipe.core import checks
 from funcpipe.errors import WorkerFailed
-from funcpipe.parameter_server.crew import Crew, Lost, Pushed, ServerLost
 from funcpipe.parameter_server.shares import deal
 from funcpipe.parameter_server.values import Chunk, PushRecord, ServerWorker
+from funcpipe.parameter_server.worker_group import Lost, Pushed, ServerLost, WorkerGroup
 from funcpipe.training.data import Batches, Step
 
 _log = logging.getLogger(__name__)
 
 _SERVER_RESTARTS = 5
 
-Watch = Callable[[Crew, float], None]
-"""Is called often, with the share of the work that is done: may let workers leave and join."""
+Watch = Callable[[WorkerGroup, float], None]
+"""A callback that gets the share of the work that is done, often; it may let workers leave and join."""
 
 
-def nothing_changes(crew: Crew, done: float) -> None:
-    """The watch of a cluster that stays as it is."""
+def nothing_changes(group: WorkerGroup, done: float) -> None:
+    """Watch a cluster that stays as it is."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Course:
-    """What is to be trained: `epochs` of `batches`; saved after every `save_every` updates, 0 stands for never."""
+class LoopConfig:
+    """The settings of a training loop: `epochs` of `batches`, saved after every `save_every` updates (0: never)."""
 
     batches: Batches
     epochs: int
@@ -46,7 +46,7 @@ class Course:
 
     @property
     def width(self) -> int:
-        """Ids of micro-batches that a step has room for."""
+        """The micro-batch ids that each step reserves."""
         return -(-self.batches.global_batch // self.batches.micro_batch)
 
     @property
@@ -61,7 +61,7 @@ class Course:
 
 @dataclass
 class History:
-    """What has happened since `first` updates; after a return to a checkpoint, only what that holds."""
+    """The events since `first` updates; after a return to a checkpoint, only those that it holds."""
 
     first: int | None = None
     losses: list[float] = field(default_factory=list)
@@ -78,35 +78,35 @@ class History:
         del self.losses[kept:], self.computed_by[kept:], self.pushes[kept:]
 
 
-def train_synchronously(crew: Crew, course: Course, history: History) -> None:
+def train_synchronously(group: WorkerGroup, config: LoopConfig, history: History) -> None:
     """Train by BSP. Raises WorkerFailed when no worker is left."""
     while True:
         try:
-            first = crew.progress().version
+            first = group.progress().version
             history.return_to(first)
-            for step in course.batches.steps_from(first, course.epochs):
-                course.watch(crew, step.number / course.steps)
-                history.computed_by.append(_collect(crew, course, step, history))
-                history.losses.append(crew.update(step, course.ids(step)))
-                if course.save_every and (step.number + 1) % course.save_every == 0:
-                    crew.save()
+            for step in config.batches.steps_from(first, config.epochs):
+                config.watch(group, step.number / config.steps)
+                history.computed_by.append(_collect(group, config, step, history))
+                history.losses.append(group.update(step, config.ids(step)))
+                if config.save_every and (step.number + 1) % config.save_every == 0:
+                    group.save()
             return
         except ServerLost as error:
-            _restart(crew, history, error)
+            _restart(group, history, error)
 
 
-def _collect(crew: Crew, course: Course, step: Step, history: History) -> dict[str, int]:
+def _collect(group: WorkerGroup, config: LoopConfig, step: Step, history: History) -> dict[str, int]:
     """Return once the gradients of all micro-batches of `step` are with the server: samples by worker."""
     missing = set(range(len(step.micro_batches)))
-    waiting = sorted(missing)  # for a worker: nobody computes these
+    waiting = sorted(missing)  # for a worker
     samples: dict[str, int] = {}
     while missing:
         if waiting:
-            done = step.number / course.steps
-            if workers := _workers(crew, course, history, done, others=len(waiting) < len(missing)):
-                _deal_out(crew, course, step, waiting, workers)
+            done = step.number / config.steps
+            if workers := _workers(group, config, history, done, others=len(waiting) < len(missing)):
+                _deal_out(group, config, step, waiting, workers)
                 waiting = []
-        match crew.next():
+        match group.next():
             case Pushed(worker=worker, chunk=chunk) if chunk.step.number == step.number:
                 missing -= set(chunk.numbers)
                 computed = sum(len(step.micro_batches[number]) for number in chunk.numbers)
@@ -116,45 +116,47 @@ def _collect(crew: Crew, course: Course, step: Step, history: History) -> dict[s
                 again = {number for chunk in chunks for number in chunk.numbers} & missing
                 waiting = sorted({*waiting, *again})
             case _:
-                course.watch(crew, step.number / course.steps)
+                config.watch(group, step.number / config.steps)
     return samples
 
 
-def _deal_out(crew: Crew, course: Course, step: Step, numbers: Sequence[int], workers: Sequence[ServerWorker]) -> None:
+def _deal_out(
+    group: WorkerGroup, config: LoopConfig, step: Step, numbers: Sequence[int], workers: Sequence[ServerWorker]
+) -> None:
     """Give the micro-batches `numbers` of `step` to `workers`, by speed."""
-    first = step.number * course.width
+    first = step.number * config.width
     for worker, part in zip(workers, deal(numbers, [w.speed for w in workers]), strict=True):
         if part:
             ids = tuple(first + number for number in part)
-            crew.begin(worker.name, Chunk(step=step, numbers=part, ids=ids, separate=True))
+            group.begin(worker.name, Chunk(step=step, numbers=part, ids=ids, separate=True))
 
 
-def train_asynchronously(crew: Crew, course: Course, history: History) -> None:
+def train_asynchronously(group: WorkerGroup, config: LoopConfig, history: History) -> None:
     """Train by ASP. Raises WorkerFailed when no worker is left."""
     while True:
         try:
-            _apply_all(crew, course, history)
+            _apply_all(group, config, history)
             return
         except ServerLost as error:
-            _restart(crew, history, error)
+            _restart(group, history, error)
 
 
-def _apply_all(crew: Crew, course: Course, history: History) -> None:
-    progress = crew.progress()
+def _apply_all(group: WorkerGroup, config: LoopConfig, history: History) -> None:
+    progress = group.progress()
     history.return_to(progress.version)
-    work, busy = _Work(course, progress.below, progress.beyond), set[str]()
-    total = course.epochs * course.batches.samples
+    work, busy = _Work(config, progress.below, progress.beyond), set[str]()
+    total = config.epochs * config.batches.samples
     samples = progress.samples
     while True:
-        for free in crew.workers:
+        for free in group.workers:
             if free.name not in busy and (chunk := work.take(free.push)) is not None:
-                crew.begin(free.name, chunk)
+                group.begin(free.name, chunk)
                 busy.add(free.name)
         if not busy:
             if not work.has_more():
                 return
-            _workers(crew, course, history, samples / total, others=False)
-        match crew.next():
+            _workers(group, config, history, samples / total, others=False)
+        match group.next():
             case Pushed(worker=worker, chunk=done, applied=applied, time_s=time_s):
                 busy.discard(worker)
                 if applied is not None:
@@ -170,30 +172,29 @@ def _apply_all(crew: Crew, course: Course, history: History) -> None:
                             time_s=time_s,
                         )
                     )
-                    if course.save_every and len(history.pushes) % course.save_every == 0:
-                        crew.save()
+                    if config.save_every and len(history.pushes) % config.save_every == 0:
+                        group.save()
             case Lost(worker=worker, chunks=chunks, reason=reason):
                 busy.discard(worker)
                 _note(history, worker, reason)
                 work.put_back(chunks)
-        course.watch(crew, samples / total)
+        config.watch(group, samples / total)
 
 
 class _Work:
-    """The micro-batches of a run that nobody has taken, in order."""
+    """The micro-batches of a run that no worker has taken, in order."""
 
-    def __init__(self, course: Course, below: int, beyond: Sequence[int]) -> None:
-        self._course = course
+    def __init__(self, config: LoopConfig, below: int, beyond: Sequence[int]) -> None:
+        self._config = config
         self._done = set(beyond)
         self._below = below
-        self._steps: Iterator[Step] = course.batches.steps_from(below // course.width, course.epochs)
+        self._steps: Iterator[Step] = config.batches.steps_from(below // config.width, config.epochs)
         self._left: deque[tuple[int, Step, tuple[int, ...]]] = deque()  # id, its step, its samples
         self._back: deque[Chunk] = deque()
 
     def has_more(self) -> bool:
-        """Whether anything is left."""
         while not self._left and not self._back and (step := next(self._steps, None)) is not None:
-            first = step.number * self._course.width
+            first = step.number * self._config.width
             items = ((first + number, step, indices) for number, indices in enumerate(step.micro_batches))
             self._left.extend(item for item in items if item[0] >= self._below and item[0] not in self._done)
         return bool(self._left or self._back)
@@ -208,7 +209,7 @@ class _Work:
         taken: list[tuple[int, Step, tuple[int, ...]]] = []
         while self._left and self._left[0][1] is step and len(taken) < count:
             taken.append(self._left.popleft())
-        ids, width = [number for number, _, _ in taken], self._course.width
+        ids, width = [number for number, _, _ in taken], self._config.width
         if not self._left:  # ids that a short step lacks count as done with its last ones
             ids += [number for number in range(ids[-1] + 1, (step.number + 1) * width) if number not in self._done]
         batches = tuple(indices for _, _, indices in taken)
@@ -223,15 +224,17 @@ class _Work:
         self._back.extend(chunks)
 
 
-def _workers(crew: Crew, course: Course, history: History, done: float, *, others: bool) -> Sequence[ServerWorker]:
-    """Those that may be given work. There may be none while some start, or while `others` still compute.
+def _workers(
+    group: WorkerGroup, config: LoopConfig, history: History, done: float, *, others: bool
+) -> Sequence[ServerWorker]:
+    """The workers that may be given work. There may be none while some start, or while `others` still compute.
 
     Raises WorkerFailed where none will come.
     """
-    if not crew.workers:
-        course.watch(crew, done)
-    workers = crew.workers
-    if not workers and not crew.awaits and not others:
+    if not group.workers:
+        config.watch(group, done)
+    workers = group.workers
+    if not workers and not group.awaits and not others:
         last = f"; the last was lost: {history.lost[-1]}" if history.lost else ""
         raise WorkerFailed(
             f"no worker is left{last}; run it again under the same name, where there is room for workers: it goes on "
@@ -245,9 +248,9 @@ def _note(history: History, worker: str, reason: str) -> None:
     history.lost.append(f"{worker}: {reason}")
 
 
-def _restart(crew: Crew, history: History, error: ServerLost) -> None:
+def _restart(group: WorkerGroup, history: History, error: ServerLost) -> None:
     _log.warning("the parameter server is lost: %s; a new one starts from the newest checkpoint", error)
     history.server_restarts += 1
     if history.server_restarts > _SERVER_RESTARTS:
         raise WorkerFailed(f"the parameter server was lost {history.server_restarts} times, at last because of {error}")
-    crew.restart_server()
+    group.restart_server()

@@ -1,4 +1,4 @@
-"""The actors of Ray that the server and the workers are."""
+"""The Ray actors of the server and the workers."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,12 +17,12 @@ from funcpipe.platforms.ray.library import ray
 from funcpipe.training.data import Step
 
 OpenStorageHere = Callable[[], Storage]
-"""Opens the run's storage on whatever machine it is called on."""
+"""A function that opens the run's storage on the machine that calls it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RaySite:
-    """What actors are made of. `server_resources` are what the server's node must have; `link_bytes_s` its link."""
+    """The parts of actors. The server's node must have `server_resources`, and its link has `link_bytes_s`."""
 
     job: ServerJob
     open_storage: OpenStorageHere
@@ -48,7 +48,7 @@ class ServerActor:
         return found
 
     def push(self, push: Push, own_bytes_s: float | None) -> tuple[float, int] | None:
-        """Take gradients; the mean loss and the staleness of an asynchronous push that is new."""
+        """Take gradients; return the mean loss and the staleness of an asynchronous push that is new."""
         self._link.transfer(sum(vector.nbytes for vector in push.vectors), own_bytes_s)
         if not push.chunk.separate:
             return self._server.apply(push, push.chunk.step)
@@ -56,7 +56,7 @@ class ServerActor:
         return None
 
     def update(self, step: Step, ids: Sequence[int]) -> float:
-        """Take a synchronous step; its mean loss."""
+        """Take a synchronous step; return its mean loss."""
         return self._server.update(step, ids)
 
     def save(self) -> None:
@@ -64,7 +64,7 @@ class ServerActor:
         self._saved.save(self._server)
 
     def progress(self) -> Progress:
-        """How far the server has come."""
+        """The progress of the server."""
         return self._server.progress()
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -84,7 +84,7 @@ class WorkerActor:
         """Return once the model is loaded."""
 
     def work(self, server: Any, chunk: Chunk) -> tuple[tuple[float, int] | None, WorkTimes]:
-        """Pull, compute and push a chunk; what `push` returned, and how long it took."""
+        """Pull, compute and push a chunk; return what `push` returned, and the times."""
         own = self._worker.link_bytes_s
         asked_s = time.monotonic()
         version, parameters = ray.get(server.pull.remote(own))

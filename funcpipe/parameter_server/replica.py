@@ -46,7 +46,7 @@ class ServerJob:
 
 
 def data_key(run: str, name: str) -> str:
-    """Where the run keeps the object `name` of its data."""
+    """The key of the object `name` of the run's data."""
     return f"{run}/server/data/{name}"
 
 

@@ -1,7 +1,7 @@
 """The parameter server's arithmetic: it sums gradients in a fixed order, updates the parameters, and is saved.
 
 The sum of a synchronous step is that of one process, which adds up the gradients of micro-batches one after another:
-workers push each by itself, and the server adds them by number, whoever computed them and whenever they came.
+workers push each by itself, and the server adds them by number, in whatever order and from whatever worker they came.
 """
 
 import threading
@@ -36,7 +36,7 @@ class Applied:
 
 
 class ParameterServer:
-    """Holds the parameters and the optimiser. `version` counts updates; methods may be called from several threads."""
+    """The parameters and the optimiser. `version` counts updates; methods may be called from several threads."""
 
     def __init__(self, job: ServerJob) -> None:
         self._stage, _, self._computation = job.load()
@@ -48,7 +48,7 @@ class ParameterServer:
 
     @property
     def parameter_bytes(self) -> int:
-        """What a pull moves, and about what a push does."""
+        """Bytes that a pull moves, and about those of a push."""
         return sum(parameter.nbytes for parameter in self._stage.parameters())
 
     def pull(self) -> tuple[int, dict[str, Tensor]]:
@@ -83,7 +83,7 @@ class ParameterServer:
             return sum(loss for _, loss in parts) / step.samples
 
     def apply(self, push: Push, step: Step) -> tuple[float, int] | None:
-        """Take an asynchronous step with one push: its mean loss, and its staleness.
+        """Take an asynchronous step with one push; return its mean loss and its staleness.
 
         None if it was applied before: its worker seemed lost, and was not.
         """
@@ -97,7 +97,7 @@ class ParameterServer:
             return sum(push.loss_sums) / step.samples, staleness
 
     def progress(self) -> Progress:
-        """How far it has come."""
+        """The updates, the samples and the ids applied so far."""
         with self._lock:
             return Progress(
                 version=self.version,
@@ -107,7 +107,7 @@ class ParameterServer:
             )
 
     def state(self) -> tuple[StageState, dict[str, object]]:
-        """A copy of what has been learned, and how far the run has come, as JSON."""
+        """A copy of the trained state, and the progress of the run, as JSON."""
         with self._lock:
             state = self._computation.state()
             tensors = {name: tensor.clone() for name, tensor in state.tensors.items()}

@@ -1,4 +1,4 @@
-"""How the micro-batches of a global batch are dealt out to workers of different speeds."""
+"""The shares of a global batch's micro-batches for workers of different speeds."""
 
 import heapq
 from collections.abc import Sequence
@@ -8,9 +8,9 @@ T = TypeVar("T")
 
 
 def counts_by_speed(items: int, speeds: Sequence[float]) -> tuple[int, ...]:
-    """How many of `items` equal pieces of work each worker gets, so that the last one ends as early as possible.
+    """Each worker's number of `items` equal pieces of work, so that the last one ends as early as possible.
 
-    Each piece goes to whoever would end first with it, which is optimal for equal pieces; the first worker on a tie.
+    Each piece goes to the worker that would end it first, which is optimal for equal pieces; the first worker on a tie.
     """
     counts = [0] * len(speeds)
     ends = [(1 / speed, i) for i, speed in enumerate(speeds)]

@@ -1,4 +1,4 @@
-"""What flows between workers, the parameter server and the client that leads them."""
+"""The values that workers, the parameter server and the client exchange."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -11,7 +11,7 @@ from funcpipe.training.data import Step
 
 
 class Updates(Enum):
-    """When the server updates the parameters.
+    """The time of the server's updates.
 
     BSP, bulk synchronous parallel: once all gradients of a global batch are there. ASP, asynchronous parallel: with
     each push, however old the parameters are that it was computed with.
@@ -94,7 +94,7 @@ class WorkTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PushRecord:
-    """What became of an asynchronous push. `staleness` counts the updates since its parameters were pulled.
+    """The outcome of an asynchronous push. `staleness` counts the updates since its parameters were pulled.
 
     `iterations` are normalised: the samples applied so far, in units of the mean push, as spotDNN counts them.
     """

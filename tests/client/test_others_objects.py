@@ -227,7 +227,7 @@ def test_a_parameter_server_leaves_what_others_have(
             global_batch=job.plan.global_batch,
             micro_batch=job.plan.micro_batch,
             save_every=1,
-            watch=lambda crew, done: put_all(storage, strange()),
+            watch=lambda group, done: put_all(storage, strange()),
         )
         settings = RunSettings(name=name, keep_model=False)
         train_on_functions(

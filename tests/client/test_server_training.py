@@ -15,12 +15,12 @@ from funcpipe.client.server_training import cluster_of
 from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.provision import CostItem, Provision, Rented
 from funcpipe.errors import InvalidValue, PlanError
-from funcpipe.parameter_server.loops import Course, History, train_asynchronously
+from funcpipe.parameter_server.loops import History, LoopConfig, train_asynchronously
 from funcpipe.parameter_server.values import Updates
 from funcpipe.platforms.machine_catalog import load_market
 from funcpipe.provision.goal import Goal
 from funcpipe.provision.spotdnn import SpotSystem, SpotType
-from funcpipe.testing.server_crew import InTurnCrew
+from funcpipe.testing.server_group import InTurnWorkerGroup
 from funcpipe.training.averaging import EMA
 from tests.parameter_server.conftest import RUN, adam_recipe, make_job, stored_adam
 
@@ -57,7 +57,7 @@ def test_a_provision_of_functions_becomes_functions() -> None:
     rented = Rented(name="2048MB aws-lambda", count=4)
     found = cluster_of(way(rented, server), MARKET, like="aws-lambda")
     assert found == ServerFunctions(workers=4, memory_mb=2048, server=MARKET.server, like="aws-lambda")
-    assert [worker.name for worker in found.crew] == ["f0", "f1", "f2", "f3"]
+    assert [worker.name for worker in found.server_workers] == ["f0", "f1", "f2", "f3"]
     deployed = cluster_of(way(rented, server), MARKET, platform="aws-lambda://mine")
     assert isinstance(deployed, ServerFunctions)
     assert deployed.platform == "aws-lambda://mine"
@@ -129,22 +129,22 @@ def test_a_notice_lets_workers_leave_and_adds_what_is_missing(deadline_s: float,
     job, sent, storage = stored_adam()
     notices: list[str] = []
     rented: list[str] = []
-    crew = InTurnCrew(
+    group = InTurnWorkerGroup(
         sent,
         storage,
         RUN,
         [worker(TYPES[0], "s0"), worker(TYPES[0], "s1")],
-        before_push=lambda crew, name, pushed: notices.append("s1") if pushed == 10 else None,
+        before_push=lambda group, name, pushed: notices.append("s1") if pushed == 10 else None,
     )
     replanner = Replanner(
         spot_plan(deadline_s),
         lambda: notices,
         lambda workers: rented.extend(worker.name for worker in workers),
         like=worker,
-        clock=lambda: crew.now_s,
+        clock=lambda: group.now_s,
     )
     history = History()
-    train_asynchronously(crew, Course(batches=job.batches, epochs=job.epochs, watch=replanner), history)
+    train_asynchronously(group, LoopConfig(batches=job.batches, epochs=job.epochs, watch=replanner), history)
     (seen,) = replanner.revocations
     assert seen.left == ("s1",)
     assert seen.joined == tuple(rented)
@@ -153,24 +153,24 @@ def test_a_notice_lets_workers_leave_and_adds_what_is_missing(deadline_s: float,
     assert (seen.plan is None) == (deadline_s < 2)
     assert sum(push.samples for push in history.pushes) == 44
     if joins:
-        assert crew.now_s <= deadline_s
+        assert group.now_s <= deadline_s
         assert seen.plan is not None
         assert seen.plan.seconds + seen.time_s <= deadline_s
 
 
 def test_a_worker_that_vanishes_without_notice_is_replaced_too() -> None:
     job, sent, storage = stored_adam()
-    crew = InTurnCrew(
+    group = InTurnWorkerGroup(
         sent,
         storage,
         RUN,
         [worker(TYPES[0], "s0"), worker(TYPES[0], "s1")],
-        before_push=lambda crew, name, pushed: crew.kill("s1") if pushed == 10 else None,
+        before_push=lambda group, name, pushed: group.kill("s1") if pushed == 10 else None,
     )
-    replanner = Replanner(spot_plan(25.0), list, lambda workers: None, like=worker, clock=lambda: crew.now_s)
+    replanner = Replanner(spot_plan(25.0), list, lambda workers: None, like=worker, clock=lambda: group.now_s)
     history = History()
-    train_asynchronously(crew, Course(batches=job.batches, epochs=job.epochs, watch=replanner), history)
+    train_asynchronously(group, LoopConfig(batches=job.batches, epochs=job.epochs, watch=replanner), history)
     assert [one.left for one in replanner.revocations] == [("s1",)]
     assert replanner.revocations[0].joined
     assert sum(push.samples for push in history.pushes) == 44
-    assert crew.now_s <= 25.0
+    assert group.now_s <= 25.0

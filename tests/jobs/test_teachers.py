@@ -26,12 +26,12 @@ from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.core import FaultTolerance, RunSettings, ScheduleKind
 from funcpipe.errors import ModelError, PlanError, WorkerFailed
-from funcpipe.parameter_server.loops import Course, History, train_synchronously
+from funcpipe.parameter_server.loops import History, LoopConfig, train_synchronously
 from funcpipe.parameter_server.values import ServerWorker, Updates
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.server_crew import InTurnCrew
+from funcpipe.testing.server_group import InTurnWorkerGroup
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.recipe import recipe_with
 from funcpipe.training.verify import Reference
@@ -346,9 +346,11 @@ def test_plans_count_the_copies_of_students(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_parameter_server_updates_teachers_in_synchronous_steps() -> None:
     script, storage = distilled(), MemoryStorage()
     job = job_of(script, stages=1)
-    crew = InTurnCrew(stored_job(job, storage, RUN), storage, RUN, [ServerWorker(name=name) for name in ("a", "b")])
-    train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), History())
-    assert_found(script, crew.server.state_dict(), run_script(script))
+    group = InTurnWorkerGroup(
+        stored_job(job, storage, RUN), storage, RUN, [ServerWorker(name=name) for name in ("a", "b")]
+    )
+    train_synchronously(group, LoopConfig(batches=job.batches, epochs=job.epochs), History())
+    assert_found(script, group.server.state_dict(), run_script(script))
     with pytest.raises(PlanError, match="a teacher that follows asynchronous updates depends on their order"):
         check_servable(job, Updates.ASP)
 

@@ -10,10 +10,10 @@ from typing import Any
 from funcpipe.client.job import Job
 from funcpipe.client.server_job import stored_job
 from funcpipe.core import PlatformSpec, ServerFunctionSpec
-from funcpipe.parameter_server.crew import Crew
-from funcpipe.parameter_server.function_crew import FunctionCrew, FunctionSite
+from funcpipe.parameter_server.function_group import FunctionSite, FunctionWorkerGroup
 from funcpipe.parameter_server.function_messages import ServerKeys
 from funcpipe.parameter_server.values import ServerWorker
+from funcpipe.parameter_server.worker_group import WorkerGroup
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.faults import FunctionFaults
@@ -30,7 +30,7 @@ def no_faults(number: int) -> FunctionFaults:
 
 
 class Jump:
-    """The crew's clock: it passes a deadline only after `happened` returns true."""
+    """The group's clock: it passes a deadline only after `happened` returns true."""
 
     def __init__(self) -> None:
         self.happened: Callable[[], bool] = lambda: False
@@ -42,18 +42,18 @@ class Jump:
         return time.monotonic() + self._ahead_s
 
 
-def wait_for_all(crew: Crew, done: float, *, successors: bool = False) -> None:
+def wait_for_all(group: WorkerGroup, done: float, *, successors: bool = False) -> None:
     """A watch that lets no step begin while functions, or `successors` of functions, start, however long that takes."""
-    assert isinstance(crew, FunctionCrew)
-    fleet = crew._fleet
-    while not any(line.given and not line.over for line in fleet.lines) and (
-        crew.awaits or (successors and any(seat.successor is not None for seat in fleet.seats.values()))
+    assert isinstance(group, FunctionWorkerGroup)
+    pool = group._pool
+    while not any(connection.given and not connection.over for connection in pool.connections) and (
+        group.awaits or (successors and any(slot.successor is not None for slot in pool.slots.values()))
     ):
-        assert crew.next() is None
+        assert group.next() is None
 
 
 @contextlib.contextmanager
-def crew_of(
+def group_of(
     job: Job,
     *speeds: float,
     push: int = 1,
@@ -64,8 +64,8 @@ def crew_of(
     lost: frozenset[int] = frozenset(),
     clock: Callable[[], float] = time.monotonic,
     **settings: Any,
-) -> Iterator[FunctionCrew]:
-    """A crew of functions that are threads, with workers of these speeds; nothing that they exchanged is left."""
+) -> Iterator[FunctionWorkerGroup]:
+    """A group of functions that are threads, with workers of these speeds; nothing that they exchanged is left."""
     kept = storage or MemoryStorage()
     keys = Keys(RUN, generation, NONCE)
     signed = signed_for_tests(kept)
@@ -87,5 +87,5 @@ def crew_of(
     platform = ThreadPlatform(spec, kept, faults_of=faults_of, lost=lost)
     site = FunctionSite(job=sent, spec=replace(told, **settings), platform=platform, storage=signed)
     workers = [ServerWorker(name=f"f{i}", speed=speed, push=push) for i, speed in enumerate(speeds)]
-    with one_at_a_time(), FunctionCrew(site, workers, clock=clock) as crew:
-        yield crew
+    with one_at_a_time(), FunctionWorkerGroup(site, workers, clock=clock) as group:
+        yield group

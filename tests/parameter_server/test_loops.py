@@ -10,12 +10,12 @@ from torch import Tensor
 
 from funcpipe.client.job import Job
 from funcpipe.errors import WorkerFailed
-from funcpipe.parameter_server.crew import Lost, Pushed
-from funcpipe.parameter_server.loops import Course, History, train_asynchronously, train_synchronously
+from funcpipe.parameter_server.loops import History, LoopConfig, train_asynchronously, train_synchronously
 from funcpipe.parameter_server.replica import ServerJob
 from funcpipe.parameter_server.values import ServerWorker
+from funcpipe.parameter_server.worker_group import Lost, Pushed
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.server_crew import InTurnCrew
+from funcpipe.testing.server_group import InTurnWorkerGroup
 from funcpipe.training.plain import train_in_one_process
 from tests.parameter_server.conftest import RUN, model
 
@@ -32,8 +32,8 @@ def plain(job: Job) -> dict[str, Tensor]:
     return dict(trained.state_dict())
 
 
-def assert_same_parameters(crew: InTurnCrew, expected: dict[str, Tensor]) -> None:
-    assert_same(crew.server.state_dict(), expected)
+def assert_same_parameters(group: InTurnWorkerGroup, expected: dict[str, Tensor]) -> None:
+    assert_same(group.server.state_dict(), expected)
 
 
 def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
@@ -48,34 +48,34 @@ def assert_same(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> 
 def test_a_lost_worker_changes_no_bit(stored: Stored) -> None:
     job, sent, storage = stored
 
-    def lose(crew: InTurnCrew, worker: str, pushed: int) -> None:
-        if pushed == 4 and any(w.name == "w1" for w in crew.workers):
-            crew.kill("w1")
+    def lose(group: InTurnWorkerGroup, worker: str, pushed: int) -> None:
+        if pushed == 4 and any(w.name == "w1" for w in group.workers):
+            group.kill("w1")
 
-    crew, history = InTurnCrew(sent, storage, RUN, workers(1.0, 1.0, 1.0), before_push=lose), History()
-    train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
+    group, history = InTurnWorkerGroup(sent, storage, RUN, workers(1.0, 1.0, 1.0), before_push=lose), History()
+    train_synchronously(group, LoopConfig(batches=job.batches, epochs=job.epochs), history)
     assert history.lost == ["w1: its machine was taken back"]
     assert all("w1" not in samples for samples in history.computed_by[2:])
-    assert_same_parameters(crew, plain(job))
+    assert_same_parameters(group, plain(job))
 
 
 def test_a_lost_server_goes_on_from_its_checkpoint(stored: Stored) -> None:
     job, sent, storage = stored
     done: list[int] = []
 
-    def lose(crew: InTurnCrew, worker: str, pushed: int) -> None:
+    def lose(group: InTurnWorkerGroup, worker: str, pushed: int) -> None:
         if pushed == 11 and not done:
             done.append(pushed)
-            crew.kill_server()
+            group.kill_server()
 
-    crew, history = InTurnCrew(sent, storage, RUN, workers(1.0, 1.0), before_push=lose), History()
-    train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs, save_every=2), history)
+    group, history = InTurnWorkerGroup(sent, storage, RUN, workers(1.0, 1.0), before_push=lose), History()
+    train_synchronously(group, LoopConfig(batches=job.batches, epochs=job.epochs, save_every=2), history)
     assert history.server_restarts == 1
     assert len(history.losses) == job.steps
-    assert_same_parameters(crew, plain(job))
+    assert_same_parameters(group, plain(job))
 
 
-class StartingLater(InTurnCrew):
+class StartingLater(InTurnWorkerGroup):
     """A worker that starts is there only when nothing else happens any more."""
 
     starting: ServerWorker | None = None
@@ -95,30 +95,32 @@ class StartingLater(InTurnCrew):
 def test_what_a_leaving_worker_pushes_counts_while_all_others_start(stored: Stored) -> None:
     job, sent, storage = stored
 
-    def change(crew: InTurnCrew, worker: str, pushed: int) -> None:
-        assert isinstance(crew, StartingLater)
-        if pushed == 0 and any(other.name == "w0" for other in crew.workers):
-            crew.leave("w0")
-            crew.kill("w1")
-            crew.starting = ServerWorker(name="w2")
+    def change(group: InTurnWorkerGroup, worker: str, pushed: int) -> None:
+        assert isinstance(group, StartingLater)
+        if pushed == 0 and any(other.name == "w0" for other in group.workers):
+            group.leave("w0")
+            group.kill("w1")
+            group.starting = ServerWorker(name="w2")
 
-    crew, history = StartingLater(sent, storage, RUN, workers(1.0, 1.0), before_push=change), History()
-    train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
+    group, history = StartingLater(sent, storage, RUN, workers(1.0, 1.0), before_push=change), History()
+    train_synchronously(group, LoopConfig(batches=job.batches, epochs=job.epochs), history)
     assert history.computed_by[0] == {"w0": 4, "w2": 4}
-    assert_same_parameters(crew, plain(job))
+    assert_same_parameters(group, plain(job))
 
 
 def test_without_workers_training_ends_and_says_so(stored: Stored) -> None:
     job, sent, storage = stored
-    crew = InTurnCrew(sent, storage, RUN, workers(1.0), before_push=lambda crew, worker, pushed: crew.kill(worker))
+    group = InTurnWorkerGroup(
+        sent, storage, RUN, workers(1.0), before_push=lambda group, worker, pushed: group.kill(worker)
+    )
     with pytest.raises(WorkerFailed, match="no worker is left; the last was lost: w0"):
-        train_synchronously(crew, Course(batches=job.batches, epochs=1), History())
+        train_synchronously(group, LoopConfig(batches=job.batches, epochs=1), History())
 
 
 def test_one_asynchronous_worker_is_never_stale(stored: Stored) -> None:
     job, sent, storage = stored
-    crew, history = InTurnCrew(sent, storage, RUN, workers(1.0)), History()
-    train_asynchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
+    group, history = InTurnWorkerGroup(sent, storage, RUN, workers(1.0)), History()
+    train_asynchronously(group, LoopConfig(batches=job.batches, epochs=job.epochs), history)
     assert {push.staleness for push in history.pushes} == {0}
     assert sum(push.samples for push in history.pushes) == job.epochs * job.samples
 
@@ -126,8 +128,8 @@ def test_one_asynchronous_worker_is_never_stale(stored: Stored) -> None:
 def test_staleness_counts_updates_since_the_pull(stored: Stored) -> None:
     """A worker three times as fast: three of its pushes come while the slow one computes."""
     job, sent, storage = stored
-    crew, history = InTurnCrew(sent, storage, RUN, workers(3.0, 1.0)), History()
-    train_asynchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
+    group, history = InTurnWorkerGroup(sent, storage, RUN, workers(3.0, 1.0)), History()
+    train_asynchronously(group, LoopConfig(batches=job.batches, epochs=job.epochs), history)
     full = [push for push in history.pushes if push.samples == 2]
     slow = [push.staleness for push in full if push.worker == "w1"]
     assert slow
@@ -140,61 +142,64 @@ def test_asynchronous_training_applies_each_sample_once(stored: Stored, push: in
     job, sent, storage = stored
     done: list[int] = []
 
-    def lose(crew: InTurnCrew, worker: str, pushed: int) -> None:
+    def lose(group: InTurnWorkerGroup, worker: str, pushed: int) -> None:
         if pushed == 3 and not done:
             done.append(pushed)
-            crew.kill("w1")
+            group.kill("w1")
         if pushed == 6 and len(done) == 1:
             done.append(pushed)
-            crew.kill_server()
+            group.kill_server()
 
-    crew, history = InTurnCrew(sent, storage, RUN, workers(1.0, 2.0, 1.5, push=push), before_push=lose), History()
-    train_asynchronously(crew, Course(batches=job.batches, epochs=job.epochs, save_every=2), history)
+    group, history = (
+        InTurnWorkerGroup(sent, storage, RUN, workers(1.0, 2.0, 1.5, push=push), before_push=lose),
+        History(),
+    )
+    train_asynchronously(group, LoopConfig(batches=job.batches, epochs=job.epochs, save_every=2), history)
     assert done == [3, 6]
     assert sum(record.samples for record in history.pushes) == job.epochs * job.samples
-    assert crew.server.samples == job.epochs * job.samples
-    assert crew.server.version == len(history.pushes)
-    assert not crew.server.applied.beyond
+    assert group.server.samples == job.epochs * job.samples
+    assert group.server.version == len(history.pushes)
+    assert not group.server.applied.beyond
 
 
 def test_a_finished_run_that_is_begun_again_does_nothing(stored: Stored) -> None:
     job, sent, storage = stored
-    course = Course(batches=job.batches, epochs=job.epochs, save_every=1)
-    first = InTurnCrew(sent, storage, RUN, workers(1.0))
-    train_synchronously(first, course, History())
-    again, history = InTurnCrew(sent, storage, RUN, workers(1.0, 1.0)), History()
-    train_synchronously(again, replace(course, epochs=job.epochs), history)
+    config = LoopConfig(batches=job.batches, epochs=job.epochs, save_every=1)
+    first = InTurnWorkerGroup(sent, storage, RUN, workers(1.0))
+    train_synchronously(first, config, History())
+    again, history = InTurnWorkerGroup(sent, storage, RUN, workers(1.0, 1.0)), History()
+    train_synchronously(again, replace(config, epochs=job.epochs), history)
     assert history.losses == []
     for name, tensor in first.server.state_dict().items():
         assert torch.equal(again.server.state_dict()[name], tensor)
 
 
-def resumed(stored: Stored, **settings: Any) -> tuple[InTurnCrew, Course]:
-    """A crew whose server is at the end of the first of two epochs, and the course of both."""
+def resumed(stored: Stored, **settings: Any) -> tuple[InTurnWorkerGroup, LoopConfig]:
+    """A group whose server is at the end of the first of two epochs, and the config of both."""
     job, sent, storage = stored
-    first = InTurnCrew(sent, storage, RUN, workers(1.0))
-    course = Course(batches=job.batches, epochs=job.epochs, save_every=2)
-    train_synchronously(first, replace(course, epochs=1), History())
+    first = InTurnWorkerGroup(sent, storage, RUN, workers(1.0))
+    config = LoopConfig(batches=job.batches, epochs=job.epochs, save_every=2)
+    train_synchronously(first, replace(config, epochs=1), History())
     first.save()
-    return InTurnCrew(sent, storage, RUN, workers(1.0, 1.0), **settings), course
+    return InTurnWorkerGroup(sent, storage, RUN, workers(1.0, 1.0), **settings), config
 
 
 def test_a_run_that_goes_on_and_loses_its_server_counts_each_step_once(stored: Stored) -> None:
     done: list[int] = []
 
-    def lose(crew: InTurnCrew, worker: str, pushed: int) -> None:
+    def lose(group: InTurnWorkerGroup, worker: str, pushed: int) -> None:
         if pushed == 5 and not done:
             done.append(pushed)
-            crew.kill_server()
+            group.kill_server()
 
-    (crew, course), history = resumed(stored, before_push=lose), History()
-    train_synchronously(crew, course, history)
+    (group, config), history = resumed(stored, before_push=lose), History()
+    train_synchronously(group, config, history)
     assert history.server_restarts == 1
-    assert len(history.losses) == len(history.computed_by) == course.steps // 2
+    assert len(history.losses) == len(history.computed_by) == config.steps // 2
 
 
 def test_an_asynchronous_run_that_goes_on_tells_the_watch_what_was_done_before(stored: Stored) -> None:
     told: list[float] = []
-    crew, course = resumed(stored)
-    train_asynchronously(crew, replace(course, watch=lambda _, done: told.append(done)), History())
+    group, config = resumed(stored)
+    train_asynchronously(group, replace(config, watch=lambda _, done: told.append(done)), History())
     assert 0.5 < told[0] < told[-1] == 1.0

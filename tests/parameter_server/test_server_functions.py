@@ -21,10 +21,10 @@ from funcpipe.client.site import Site
 from funcpipe.core import RunLimits, RunSettings
 from funcpipe.core.settings import NO_LIMITS
 from funcpipe.errors import InvalidValue, PlanError, RunHalted
-from funcpipe.parameter_server.crew import Crew
-from funcpipe.parameter_server.function_crew import FunctionCrew, FunctionsUsed
+from funcpipe.parameter_server.function_group import FunctionsUsed, FunctionWorkerGroup
 from funcpipe.parameter_server.loops import Watch, nothing_changes
 from funcpipe.parameter_server.values import Updates
+from funcpipe.parameter_server.worker_group import WorkerGroup
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.platforms.machine_catalog import load_market
 from funcpipe.platforms.wrappers import Counted
@@ -33,7 +33,7 @@ from funcpipe.runstate.keyring import signed
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.parameter_server.conftest import GLOBAL_BATCH, MICRO_BATCH, adam_job, adam_recipe, make_job
 from tests.parameter_server.functions import wait_for_all
-from tests.parameter_server.test_function_crew import assert_same_parameters
+from tests.parameter_server.test_function_group import assert_same_parameters
 from tests.recording import Recording
 from tests.redis_servers import redis_server
 
@@ -80,7 +80,7 @@ def test_local_functions_train_as_one_process_does_and_are_billed() -> None:
 
 @dataclass(frozen=True)
 class Unused:
-    """A crew that has done nothing yet."""
+    """A group that has done nothing yet."""
 
     lifetime_s: float = 0.0
 
@@ -97,8 +97,8 @@ def test_a_server_outside_the_functions_region_pays_for_what_it_downloads() -> N
     Counted(memory, session.meter).get("a")
     sums = {}
     for functions in (TWO, replace(TWO, server="")):
-        crew = cast("FunctionCrew", Unused())
-        bill = _Bill(functions, prices.sizes[0], prices, MARKET, session, crew).items()
+        group = cast("FunctionWorkerGroup", Unused())
+        bill = _Bill(functions, prices.sizes[0], prices, MARKET, session, group).items()
         sums[functions.server] = {item.name: item.usd for item in bill}
     assert sums[MARKET.server].keys() == {"requests", "server"}
     assert sums[""].keys() == {"requests", "traffic"}
@@ -128,7 +128,7 @@ def test_functions_with_limits_hand_over_before_their_life_ends(caplog: pytest.L
         result = train(job, replace(TWO, like=like))
     started = [record.getMessage() for record in caplog.records if "started function" in record.getMessage()]
     assert len(started) >= 4
-    assert [line for line in result.lost if "its function left, as its life was over" not in line] == []
+    assert [line for line in result.lost if "its function left, as its lifetime was over" not in line] == []
     assert_same_parameters(result.state, job)
     assert {item.name for item in result.bill} == {"f0", "f1", "requests", "server"}
 
@@ -136,11 +136,11 @@ def test_functions_with_limits_hand_over_before_their_life_ends(caplog: pytest.L
 def test_a_killed_process_is_followed_by_another_and_changes_no_bit() -> None:
     killed: list[int] = []
 
-    def kill(crew: Crew, done: float) -> None:
-        assert isinstance(crew, FunctionCrew)
-        wait_for_all(crew, done)
+    def kill(group: WorkerGroup, done: float) -> None:
+        assert isinstance(group, FunctionWorkerGroup)
+        wait_for_all(group, done)
         if done >= 0.3 and not killed:
-            killed.append(int(crew._fleet.lines[0].handle.name.rsplit(" ", 1)[1]))
+            killed.append(int(group._pool.connections[0].handle.name.rsplit(" ", 1)[1]))
             os.kill(killed[0], signal.SIGKILL)
 
     job = adam_job()
@@ -154,12 +154,12 @@ def test_a_run_ends_before_it_exceeds_its_limit_and_goes_on_from_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Functions are billed for a second for each update."""
-    used = FunctionCrew.used
+    used = FunctionWorkerGroup.used
 
-    def by_updates(crew: FunctionCrew) -> dict[str, FunctionsUsed]:
-        return {name: replace(own, seconds=float(crew.progress().version)) for name, own in used(crew).items()}
+    def by_updates(group: FunctionWorkerGroup) -> dict[str, FunctionsUsed]:
+        return {name: replace(own, seconds=float(group.progress().version)) for name, own in used(group).items()}
 
-    monkeypatch.setattr(FunctionCrew, "used", by_updates)
+    monkeypatch.setattr(FunctionWorkerGroup, "used", by_updates)
     job, url = adam_job(), (tmp_path / "objects").as_uri()
     functions = replace(TWO, server="")
     limit = RunLimits(max_usd=(10 + 2.5) * 2 * load_spec("local").sizes[0].price_usd_s)

@@ -11,7 +11,7 @@ from funcpipe.platforms.base import Storage
 from funcpipe.platforms.machine_catalog import load_market
 from tests.cloud_emulation.aws import AwsCloud
 from tests.parameter_server.conftest import GLOBAL_BATCH, MICRO_BATCH, adam_job
-from tests.parameter_server.test_function_crew import assert_same_parameters
+from tests.parameter_server.test_function_group import assert_same_parameters
 from tests.platforms.aws.conftest import PLATFORM
 from tests.support.waiting import wait_until
 

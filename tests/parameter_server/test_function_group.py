@@ -14,12 +14,13 @@ from funcpipe.client.job import Job
 from funcpipe.core import RequestCounts
 from funcpipe.core.backoff import Backoff
 from funcpipe.errors import CorruptMessage, WorkerFailed
-from funcpipe.parameter_server import function_fleet, function_worker
-from funcpipe.parameter_server.function_crew import FunctionCrew
-from funcpipe.parameter_server.function_fleet import FunctionFleet
-from funcpipe.parameter_server.function_line import FunctionLine, Given
+from funcpipe.parameter_server import function_pool as function_pool
+from funcpipe.parameter_server import function_worker
+from funcpipe.parameter_server.function_connection import FunctionConnection, Given
+from funcpipe.parameter_server.function_group import FunctionWorkerGroup
 from funcpipe.parameter_server.function_messages import FunctionMessage, packed, unpacked
-from funcpipe.parameter_server.loops import Course, History, train_asynchronously, train_synchronously
+from funcpipe.parameter_server.function_pool import FunctionPool
+from funcpipe.parameter_server.loops import History, LoopConfig, train_asynchronously, train_synchronously
 from funcpipe.parameter_server.replica import Replica, ServerJob
 from funcpipe.parameter_server.values import Chunk, Push
 from funcpipe.platforms import base
@@ -27,7 +28,7 @@ from funcpipe.platforms.base import Invoked
 from funcpipe.testing import thread_platform
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
-from tests.parameter_server.functions import Jump, crew_of, no_faults, wait_for_all
+from tests.parameter_server.functions import Jump, group_of, no_faults, wait_for_all
 from tests.parameter_server.test_loops import assert_same, plain
 
 Stored = tuple[Job, ServerJob, MemoryStorage]
@@ -39,8 +40,8 @@ def assert_same_parameters(found: Mapping[str, Tensor], job: Job) -> None:
 
 def test_nothing_that_was_read_is_left(stored: Stored) -> None:
     job, storage = stored[0], MemoryStorage()
-    with crew_of(job, 1.0, 1.0, storage=storage) as crew:
-        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), History())
+    with group_of(job, 1.0, 1.0, storage=storage) as group:
+        train_synchronously(group, LoopConfig(batches=job.batches, epochs=job.epochs), History())
     assert [key for key in storage.list("") if "/work/" in key or "/pushes/" in key] == []
     assert len([key for key in storage.list("") if "/server/parameters/" in key]) == 1
 
@@ -51,9 +52,9 @@ def test_a_killed_function_is_followed_by_another_and_changes_no_bit(stored: Sto
     def faults_of(number: int) -> FunctionFaults:
         return FunctionFaults(killed_writing=("/pushes/", 3)) if number == 1 else FunctionFaults()
 
-    with crew_of(job, 1.0, 1.0, faults_of=faults_of) as crew:
-        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs, watch=wait_for_all), history)
-        found, used = crew.state_dict(), crew.used()
+    with group_of(job, 1.0, 1.0, faults_of=faults_of) as group:
+        train_synchronously(group, LoopConfig(batches=job.batches, epochs=job.epochs, watch=wait_for_all), history)
+        found, used = group.state_dict(), group.used()
     assert history.lost == ["f1: killed by SIGKILL"]
     assert used["f1"].functions == 2
     assert used["f0"].functions == 1
@@ -86,12 +87,12 @@ def test_functions_whose_life_ends_hand_over(next_one: str, stored: Stored, monk
     """After an order the next function starts beside it; if it is not there after another one, the first one leaves."""
     job, history, clock = stored[0], History(), WorkTime(monkeypatch)
     if next_one == "has no room":
-        monkeypatch.setattr(FunctionFleet, "_needs_successor", lambda *_: False)
+        monkeypatch.setattr(FunctionPool, "_needs_successor", lambda *_: False)
     watch = partial(wait_for_all, successors=next_one == "is ready in time")
-    with crew_of(job, 1.0, 1.0, lifetime_s=3.8, clock=clock) as crew:
-        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs, watch=watch), history)
-        used = crew.used()
-        found = crew.state_dict()
+    with group_of(job, 1.0, 1.0, lifetime_s=3.8, clock=clock) as group:
+        train_synchronously(group, LoopConfig(batches=job.batches, epochs=job.epochs, watch=watch), history)
+        used = group.used()
+        found = group.state_dict()
     assert history.lost == []
     assert all(worker.functions > 2 for worker in used.values())
     assert len(history.losses) == job.steps
@@ -106,9 +107,9 @@ def test_asynchronous_functions_apply_each_sample_once(stored: Stored, push: int
     def faults_of(number: int) -> FunctionFaults:
         return FunctionFaults(killed_writing=("/pushes/", 3)) if number == 0 else FunctionFaults()
 
-    with crew_of(job, 1.0, 1.0, 1.0, push=push, faults_of=faults_of) as crew:
-        train_asynchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
-        progress = crew.progress()
+    with group_of(job, 1.0, 1.0, 1.0, push=push, faults_of=faults_of) as group:
+        train_asynchronously(group, LoopConfig(batches=job.batches, epochs=job.epochs), history)
+        progress = group.progress()
     assert [line.partition(":")[0] for line in history.lost] == ["f0"]
     assert sum(record.samples for record in history.pushes) == job.epochs * job.samples
     assert progress.samples == job.epochs * job.samples
@@ -128,9 +129,9 @@ def test_a_worker_whose_functions_always_die_is_given_up_and_the_others_go_on(
         return no_faults(number)
 
     quick(monkeypatch)
-    with crew_of(job, 1.0, 1.0, faults_of=faults_of) as crew:
-        train_synchronously(crew, Course(batches=job.batches, epochs=5, watch=wait_for_all), history)
-        used = crew.used()
+    with group_of(job, 1.0, 1.0, faults_of=faults_of) as group:
+        train_synchronously(group, LoopConfig(batches=job.batches, epochs=5, watch=wait_for_all), history)
+        used = group.used()
     assert used["f1"].functions == 6
     assert len(history.lost) == 6
     assert len(history.losses) == 5 * job.steps // job.epochs
@@ -141,15 +142,15 @@ def test_without_any_function_left_training_ends_and_says_so(stored: Stored, mon
     quick(monkeypatch)
     with (
         pytest.raises(WorkerFailed, match="no worker is left; the last was lost: f0: killed by SIGKILL"),
-        crew_of(job, 1.0, faults_of=lambda number: FunctionFaults(killed_writing=("/pushes/", 2))) as crew,
+        group_of(job, 1.0, faults_of=lambda number: FunctionFaults(killed_writing=("/pushes/", 2))) as group,
     ):
-        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), History())
+        train_synchronously(group, LoopConfig(batches=job.batches, epochs=job.epochs), History())
 
 
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Functions are started again without a pause."""
-    monkeypatch.setattr(function_fleet, "RESTART_PAUSES", Backoff(first_s=0.001, most_s=0.001))
-    monkeypatch.setattr(function_fleet, "_LOOK_S", 0.01)
+    monkeypatch.setattr(function_pool, "RESTART_PAUSES", Backoff(first_s=0.001, most_s=0.001))
+    monkeypatch.setattr(function_pool, "_POLL_S", 0.01)
 
 
 def test_an_error_of_the_model_ends_the_run_with_its_traceback(stored: Stored, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -160,20 +161,20 @@ def test_an_error_of_the_model_ends_the_run_with_its_traceback(stored: Stored, m
     job = stored[0]
     with (
         pytest.raises(WorkerFailed, match=r"worker f\d failed: ValueError: the target is out of range\n.*Traceback"),
-        crew_of(job, 1.0, 1.0) as crew,
+        group_of(job, 1.0, 1.0) as group,
     ):
-        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), History())
+        train_synchronously(group, LoopConfig(batches=job.batches, epochs=job.epochs), History())
 
 
-def test_a_new_crew_goes_on_from_the_checkpoint_of_one_before(stored: Stored) -> None:
-    job, storage, course = stored[0], MemoryStorage(), Course(batches=stored[0].batches, epochs=1)
-    with crew_of(job, 1.0, 1.0, storage=storage) as crew:
-        train_synchronously(crew, course, History())
-        crew.save()
-    with crew_of(job, 1.0, storage=storage, generation=1) as crew:
+def test_a_new_group_goes_on_from_the_checkpoint_of_one_before(stored: Stored) -> None:
+    job, storage, config = stored[0], MemoryStorage(), LoopConfig(batches=stored[0].batches, epochs=1)
+    with group_of(job, 1.0, 1.0, storage=storage) as group:
+        train_synchronously(group, config, History())
+        group.save()
+    with group_of(job, 1.0, storage=storage, generation=1) as group:
         history = History()
-        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
-        found = crew.state_dict()
+        train_synchronously(group, LoopConfig(batches=job.batches, epochs=job.epochs), history)
+        found = group.state_dict()
     assert len(history.losses) == job.steps // 2
     assert_same_parameters(found, job)
 
@@ -182,17 +183,17 @@ def test_an_invocation_that_is_lost_is_made_again(stored: Stored, monkeypatch: p
     """It counts as lost when the other function is ready and a minute is over."""
     quick(monkeypatch)
     job, history, clock = stored[0], History(), Jump()
-    ready, hear = list[FunctionLine](), FunctionLine.hear
+    ready, receive = list[FunctionConnection](), FunctionConnection.receive
 
-    def noted(line: FunctionLine, message: FunctionMessage) -> Given | None:
-        ready.append(line)
-        return hear(line, message)
+    def noted(connection: FunctionConnection, message: FunctionMessage) -> Given | None:
+        ready.append(connection)
+        return receive(connection, message)
 
-    monkeypatch.setattr(FunctionLine, "hear", noted)
+    monkeypatch.setattr(FunctionConnection, "receive", noted)
     clock.happened = lambda: bool(ready)
-    with crew_of(job, 1.0, 1.0, lost=frozenset({0}), clock=clock) as crew:
-        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
-        found, used = crew.state_dict(), crew.used()
+    with group_of(job, 1.0, 1.0, lost=frozenset({0}), clock=clock) as group:
+        train_synchronously(group, LoopConfig(batches=job.batches, epochs=job.epochs), history)
+        found, used = group.state_dict(), group.used()
     assert history.lost == ["f0: its function was not ready 60 s after it was invoked"]
     assert used["f0"].functions == 2
     assert_same_parameters(found, job)
@@ -209,13 +210,15 @@ def test_a_function_that_sleeps_is_given_up_and_followed_by_another(
     def faults_of(number: int) -> FunctionFaults:
         return sleeper if number == 1 else FunctionFaults()
 
-    def is_awaited(crew: FunctionCrew) -> bool:
-        return not sleeper.awake.is_set() and [line.spec.worker for line in crew._fleet.lines if line.given] == ["f1"]
+    def is_awaited(group: FunctionWorkerGroup) -> bool:
+        return not sleeper.awake.is_set() and [
+            connection.spec.worker for connection in group._pool.connections if connection.given
+        ] == ["f1"]
 
-    with crew_of(job, 1.0, 1.0, faults_of=faults_of, clock=clock) as crew:
-        clock.happened = lambda: is_awaited(crew)
-        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
-        found = crew.state_dict()
+    with group_of(job, 1.0, 1.0, faults_of=faults_of, clock=clock) as group:
+        clock.happened = lambda: is_awaited(group)
+        train_synchronously(group, LoopConfig(batches=job.batches, epochs=job.epochs), history)
+        found = group.state_dict()
     assert history.lost == ["f1: its function has not answered for 60 s (message_deadline_s)"]
     assert_same_parameters(found, job)
 
@@ -230,9 +233,9 @@ def test_functions_that_are_out_of_memory_end_the_run_and_say_what_to_do(
     job = stored[0]
     with (
         pytest.raises(WorkerFailed, match="a function of 1024 MB, holds the whole model and has run out of memory"),
-        crew_of(job, 1.0) as crew,
+        group_of(job, 1.0) as group,
     ):
-        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), History())
+        train_synchronously(group, LoopConfig(batches=job.batches, epochs=job.epochs), History())
 
 
 def test_storage_that_tells_nothing_is_asked_until_answers_are_there(stored: Stored) -> None:
@@ -243,9 +246,9 @@ def test_storage_that_tells_nothing_is_asked_until_answers_are_there(stored: Sto
             cancel.wait(timeout_s)
 
     job, history = stored[0], History()
-    with crew_of(job, 1.0, 1.0, storage=Silent()) as crew:
-        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs), history)
-        found = crew.state_dict()
+    with group_of(job, 1.0, 1.0, storage=Silent()) as group:
+        train_synchronously(group, LoopConfig(batches=job.batches, epochs=job.epochs), history)
+        found = group.state_dict()
     assert_same_parameters(found, job)
 
 

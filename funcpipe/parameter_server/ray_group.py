@@ -1,7 +1,7 @@
-"""The crew on Ray: the server is an actor, and so is each worker; gradients go from one to the other.
+"""Workers on Ray: the server is an actor, and so is each worker; gradients go from one to the other.
 
-Workers ask the server for the parameters and push to it themselves. The client only says who computes what, and learns
-from Ray who is gone.
+Workers ask the server for the parameters and push to it themselves. The client only deals out the work, and learns
+from Ray which workers are gone.
 """
 
 import time
@@ -14,9 +14,9 @@ from typing import Any, Self
 from torch import Tensor
 
 from funcpipe.errors import FuncPipeError, PlatformRefused, WorkerFailed
-from funcpipe.parameter_server.crew import Lost, Pushed, ServerLost
 from funcpipe.parameter_server.ray_actors import RaySite, ServerActor, WorkerActor
 from funcpipe.parameter_server.values import Chunk, Progress, ServerWorker
+from funcpipe.parameter_server.worker_group import Lost, Pushed, ServerLost
 from funcpipe.platforms.ray.library import ray
 from funcpipe.training.data import Step
 
@@ -25,13 +25,13 @@ _SERVER_THREADS = 64
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Flight:
+class _Pending:
     worker: str
     chunk: Chunk
 
 
-class RayCrew:
-    """A context manager, in a process that is connected to Ray; its actors end with it."""
+class RayWorkerGroup:
+    """A WorkerGroup of Ray actors, which end with it; needs a connection to Ray."""
 
     def __init__(
         self, site: RaySite, workers: Sequence[ServerWorker], *, clock: Callable[[], float] = time.monotonic
@@ -41,7 +41,7 @@ class RayCrew:
         self._workers: dict[str, ServerWorker] = {}
         self._starting: dict[Any, ServerWorker] = {}
         self._leaving: set[str] = set()
-        self._flights: dict[Any, _Flight] = {}
+        self._pending: dict[Any, _Pending] = {}
         self._lost: deque[Lost] = deque()
         self._server: Any = None
         self._began_s = self._clock()
@@ -70,13 +70,13 @@ class RayCrew:
 
     @property
     def workers(self) -> tuple[ServerWorker, ...]:
-        """Those that may be given work: they have loaded the model, and are neither gone nor about to leave."""
+        """The workers that may be given work: they have loaded the model, and are neither gone nor about to leave."""
         self._admit()
         return tuple(worker for name, worker in self._workers.items() if name not in self._leaving)
 
     @property
     def awaits(self) -> bool:
-        """Whether workers are starting."""
+        """True while workers are starting."""
         return bool(self._starting)
 
     def join(self, worker: ServerWorker) -> None:
@@ -100,7 +100,7 @@ class RayCrew:
                 )
 
     def _admit(self) -> None:
-        """Count those as workers that are ready by now. Raises what their start raises, unless they are gone."""
+        """Admit the workers that are ready by now. Raises what their start raises, unless they are gone."""
         if not self._starting:
             return
         ready, _ = ray.wait(list(self._starting), num_returns=len(self._starting), timeout=0)
@@ -124,30 +124,30 @@ class RayCrew:
     def begin(self, worker: str, chunk: Chunk) -> None:
         """Let a worker pull, compute and push."""
         ref = self._actors[worker].work.remote(self._server, chunk)
-        self._flights[ref] = _Flight(worker=worker, chunk=chunk)
+        self._pending[ref] = _Pending(worker=worker, chunk=chunk)
 
     def next(self) -> Pushed | Lost | None:
         """The next push or loss; None after half a second without any. Raises what a worker's computation raises."""
         if self._lost:
             return self._lost.popleft()
-        awaited = [*self._flights, *self._starting]
+        awaited = [*self._pending, *self._starting]
         ready, _ = ray.wait(awaited, num_returns=1, timeout=_POLL_S) if awaited else ([], [])
         if not ready or ready[0] in self._starting:
             return None
-        flight = self._flights.pop(ready[0])
+        pending = self._pending.pop(ready[0])
         try:
             applied, times = ray.get(ready[0])
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, ray.exceptions.RayActorError):
                 raise ServerLost(_line(error.cause)) from error
-            raise _ours(flight.worker, error) from error
+            raise _ours(pending.worker, error) from error
         except ray.exceptions.RayActorError as error:
-            return self._gone(flight, _line(error))
+            return self._gone(pending, _line(error))
         self._end_idle()
-        return Pushed(worker=flight.worker, chunk=flight.chunk, time_s=self._clock(), applied=applied, times=times)
+        return Pushed(worker=pending.worker, chunk=pending.chunk, time_s=self._clock(), applied=applied, times=times)
 
     def update(self, step: Step, ids: Sequence[int]) -> float:
-        """Let the server take a synchronous step; its mean loss."""
+        """Let the server take a synchronous step; return its mean loss."""
         return float(self._ask("update", step, ids))
 
     def save(self) -> None:
@@ -155,7 +155,7 @@ class RayCrew:
         self._ask("save")
 
     def progress(self) -> Progress:
-        """How far the server has come."""
+        """The progress of the server."""
         progress: Progress = self._ask("progress")
         return progress
 
@@ -164,7 +164,7 @@ class RayCrew:
         return dict(self._ask("state_dict"))
 
     def presence(self) -> dict[str, tuple[ServerWorker, float]]:
-        """All workers that there were, by name, and for how many seconds each was there."""
+        """All workers so far, by name, with the seconds that each was present."""
         now_s = self._clock()
         return {
             name: (worker, (now_s if end_s is None else end_s) - began_s)
@@ -173,14 +173,14 @@ class RayCrew:
 
     @property
     def lifetime_s(self) -> float:
-        """How long there has been a server, or was one."""
+        """Seconds from the start of the server to its end, or to now."""
         return (self._clock() if self._ended_s is None else self._ended_s) - self._began_s
 
     def restart_server(self) -> None:
         """Start a server from the newest checkpoint, with workers that have nothing to do."""
-        for flight in self._flights:
-            ray.cancel(flight)
-        self._flights = {}
+        for pending in self._pending:
+            ray.cancel(pending)
+        self._pending = {}
         made = ray.remote(ServerActor).options(
             num_cpus=0,
             resources=dict(self._site.server_resources) or None,
@@ -197,14 +197,14 @@ class RayCrew:
         except ray.exceptions.RayActorError as error:
             raise ServerLost(_line(error)) from error
 
-    def _gone(self, flight: _Flight, reason: str) -> Lost:
-        mine = [ref for ref, other in self._flights.items() if other.worker == flight.worker]
-        chunks = (flight.chunk, *(self._flights.pop(ref).chunk for ref in mine))
-        self._forget(flight.worker)
-        return Lost(worker=flight.worker, chunks=chunks, reason=reason)
+    def _gone(self, pending: _Pending, reason: str) -> Lost:
+        mine = [ref for ref, other in self._pending.items() if other.worker == pending.worker]
+        chunks = (pending.chunk, *(self._pending.pop(ref).chunk for ref in mine))
+        self._forget(pending.worker)
+        return Lost(worker=pending.worker, chunks=chunks, reason=reason)
 
     def _end_idle(self) -> None:
-        busy = {flight.worker for flight in self._flights.values()}
+        busy = {pending.worker for pending in self._pending.values()}
         for name in self._leaving & self._workers.keys() - busy:
             ray.kill(self._actors[name])
             self._forget(name)
@@ -231,6 +231,6 @@ def _line(error: BaseException) -> str:
 
 
 def _ours(where: str, error: ray.exceptions.RayTaskError) -> FuncPipeError:
-    """The error of ours that a task raised, or WorkerFailed with its words."""
+    """The FuncPipeError that a task raised, or else WorkerFailed with its text."""
     cause = error.cause
     return cause if isinstance(cause, FuncPipeError) else WorkerFailed(f"{where} failed: {_line(cause)}")

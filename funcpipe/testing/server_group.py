@@ -4,16 +4,16 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from funcpipe.parameter_server.crew import Lost, Pushed, ServerLost
 from funcpipe.parameter_server.replica import Replica, ServerJob
 from funcpipe.parameter_server.saved import SavedServer
 from funcpipe.parameter_server.server import ParameterServer
 from funcpipe.parameter_server.values import Chunk, Progress, Push, ServerWorker
+from funcpipe.parameter_server.worker_group import Lost, Pushed, ServerLost
 from funcpipe.platforms.base import Storage
 from funcpipe.training.data import Step
 
 
-class InTurnCrew:
+class InTurnWorkerGroup:
     """Workers that compute one after another, but pull and push when machines of their speeds would.
 
     A sample takes a second divided by a worker's speed. `before_push` is called with the worker's name and how many
@@ -27,7 +27,7 @@ class InTurnCrew:
         run: str,
         workers: Sequence[ServerWorker],
         *,
-        before_push: Callable[["InTurnCrew", str, int], None] = lambda crew, worker, pushed: None,
+        before_push: Callable[["InTurnWorkerGroup", str, int], None] = lambda group, worker, pushed: None,
     ) -> None:
         self._job, self._storage, self._run = job, storage, run
         self._saved = SavedServer(storage, run)
@@ -47,12 +47,12 @@ class InTurnCrew:
 
     @property
     def workers(self) -> tuple[ServerWorker, ...]:
-        """Those that may be given work."""
+        """The workers that may be given work."""
         return tuple(worker for name, worker in self._workers.items() if name not in self._leaving)
 
     @property
     def awaits(self) -> bool:
-        """Whether workers are starting: they start at once."""
+        """False: workers start at once."""
         return False
 
     def join(self, worker: ServerWorker) -> None:
@@ -98,7 +98,7 @@ class InTurnCrew:
                 return self._push(*heapq.heappop(self._ends))
 
     def update(self, step: Step, ids: Sequence[int]) -> float:
-        """Let the server take a step."""
+        """Let the server take a step; return its mean loss."""
         self._check_server()
         return self.server.update(step, ids)
 
@@ -108,7 +108,7 @@ class InTurnCrew:
         self._saved.save(self.server)
 
     def progress(self) -> Progress:
-        """How far the server has come."""
+        """The progress of the server."""
         self._check_server()
         return self.server.progress()
 

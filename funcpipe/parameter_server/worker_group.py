@@ -1,4 +1,4 @@
-"""The workers and the server of a run, as the loops of training see them: what Ray does, and tests without it."""
+"""The workers and the server of a run, as the training loops see them; Ray, functions and tests implement it."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from funcpipe.training.data import Step
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pushed:
-    """A chunk has been computed, and is with the server.
+    """A chunk that was computed and has reached the server.
 
     An asynchronous one was applied, with this mean loss and staleness, unless it had been before. `times` are the
     worker's, where it measures them.
@@ -25,7 +25,7 @@ class Pushed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lost:
-    """A worker is gone, and with it what it was computing."""
+    """A worker that is gone, with the chunks that it was computing."""
 
     worker: str
     chunks: tuple[Chunk, ...]
@@ -36,16 +36,16 @@ class ServerLost(Exception):  # an event that the loops handle, not an error tha
     """The server is gone; a new one can be started from the newest checkpoint."""
 
 
-class Crew(Protocol):
-    """Who computes. Every method may raise ServerLost."""
+class WorkerGroup(Protocol):
+    """The workers of a run and their server. Every method may raise ServerLost."""
 
     @property
     def workers(self) -> Sequence[ServerWorker]:
-        """Those that may be given work: neither gone nor about to leave."""
+        """The workers that may be given work: neither gone nor about to leave."""
 
     @property
     def awaits(self) -> bool:
-        """Whether workers are starting, which `workers` holds later."""
+        """True while workers are starting; `workers` holds them later."""
 
     def join(self, worker: ServerWorker) -> None:
         """Start a worker."""
@@ -57,16 +57,16 @@ class Crew(Protocol):
         """Let a worker pull, compute and push; asynchronously, and after what it was given before."""
 
     def next(self) -> Pushed | Lost | None:
-        """Wait for what happens next; None if nothing did for a while."""
+        """Wait for the next event; None if nothing happens for a while."""
 
     def update(self, step: Step, ids: Sequence[int]) -> float:
-        """Let the server take a synchronous step; its mean loss."""
+        """Let the server take a synchronous step; return its mean loss."""
 
     def save(self) -> None:
         """Let the server write a checkpoint."""
 
     def progress(self) -> Progress:
-        """How far the server has come."""
+        """The progress of the server."""
 
     def restart_server(self) -> None:
         """Start a new server from the newest checkpoint; workers forget what they were given."""

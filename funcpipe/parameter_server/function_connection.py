@@ -1,4 +1,4 @@
-"""The client's line to one function: a thread that writes its orders and reads its answers."""
+"""The client's connection to one function: a thread that writes its orders and reads its answers."""
 
 import queue
 import threading
@@ -16,7 +16,7 @@ from funcpipe.platforms.base import Handle, Storage
 from funcpipe.runstate.documents import encode_document
 from funcpipe.runstate.keys import Keys
 
-_LOOK_S = 60.0  # as long as a wait for an answer lasts, before the next one begins
+_WAIT_S = 60.0  # as long as a wait for an answer lasts, before the next one begins
 _JOIN_S = 10.0
 
 
@@ -30,24 +30,24 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """What a line tells: a message with its gradients; the function's end, if there is none; or an error of its own."""
+class Received:
+    """A message with its gradients; without a message, the end of the function, or an error of the connection."""
 
-    line: "FunctionLine"
+    connection: "FunctionConnection"
     message: FunctionMessage | None = None
     vectors: tuple[Tensor, ...] = ()
     error: Exception | None = None
 
 
-Told = queue.SimpleQueue[Heard]
-"""Where lines put what they hear."""
+Inbox = queue.SimpleQueue[Received]
+"""The queue for all that connections receive."""
 
 
-class FunctionLine:
+class FunctionConnection:
     """One function, from its invocation on.
 
     It is `ready` once it has said so. `given` are its orders without an answer, by number, and `last` is its newest
-    message; it will leave at `leaves_at_s`. Nothing more is expected of a line that is `over`.
+    message; it will leave at `leaves_at_s`. Nothing more is expected of a connection that is `over`.
     """
 
     def __init__(
@@ -55,12 +55,12 @@ class FunctionLine:
         spec: ServerFunctionSpec,
         handle: Handle,
         storage: Storage,
-        told: Told,
+        inbox: Inbox,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.spec, self.handle = spec, handle
-        self._storage, self._told, self._clock = storage, told, clock
+        self._storage, self._inbox, self._clock = storage, inbox, clock
         self._keys = ServerKeys(Keys.of(spec))
         self._orders: queue.SimpleQueue[WorkOrder | None] = queue.SimpleQueue()
         self._ended = threading.Event()
@@ -71,7 +71,7 @@ class FunctionLine:
         self.given: dict[int, Given] = {}
         self.last: FunctionMessage | None = None
         self.leaves_at_s = float("inf")
-        self._thread = threading.Thread(target=self._run, name=f"funcpipe-line-{spec.worker}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"funcpipe-connection-{spec.worker}", daemon=True)
         self._thread.start()
 
     def begin(self, chunk: Chunk, version: int) -> None:
@@ -84,8 +84,8 @@ class FunctionLine:
         """Order the function to end."""
         self._orders.put(self._next_order(None, 0))
 
-    def hear(self, message: FunctionMessage) -> Given | None:
-        """Take note of a message; what it answers, if that was a chunk."""
+    def receive(self, message: FunctionMessage) -> Given | None:
+        """Take in a message; return the chunk that it answers, if it does."""
         self.last, self.ready = message, True
         if message.left_s is not None:
             self.leaves_at_s = self._clock() + message.left_s
@@ -93,18 +93,18 @@ class FunctionLine:
 
     @property
     def is_closing(self) -> bool:
-        """Whether the function is about to leave, so that it is better not given another order."""
+        """True if the function is about to leave, and should get no other order."""
         return self.last is not None and self.last.number > 0 and self._clock() >= self.leaves_at_s
 
     def function_ended(self) -> None:
-        """The platform says that the function has ended: tell so, after whatever else it has sent."""
+        """Report that the platform says it has ended, after all that it has sent."""
         self._ended_s = self._clock()
         self._ended.set()
         self._orders.put(None)
 
     @property
     def has_ended(self) -> bool:
-        """Whether the platform has said that the function has ended."""
+        """True if the platform has said that the function has ended."""
         return self._ended.is_set()
 
     def close(self) -> None:
@@ -115,16 +115,16 @@ class FunctionLine:
         self._orders.put(None)
 
     def join(self) -> None:
-        """Return when a line that is over asks nothing more of the storage."""
+        """Wait until a connection that is over makes no more requests to the storage."""
         self._thread.join(_JOIN_S)
 
     @property
     def billed_s(self) -> float:
-        """For how long the function is billed: as it says itself, if it could, or as long as it was seen."""
-        told_s = 0.0 if self.last is None else self.last.billed_s
+        """Seconds that the function is billed for: as it reports, or as long as it was seen."""
+        reported_s = 0.0 if self.last is None else self.last.billed_s
         if self.last is not None and self.last.leaves:
-            return told_s
-        return max(told_s, (self._clock() if self._ended_s is None else self._ended_s) - self.began_s)
+            return reported_s
+        return max(reported_s, (self._clock() if self._ended_s is None else self._ended_s) - self.began_s)
 
     def _next_order(self, chunk: Chunk | None, version: int) -> WorkOrder:
         self._number += 1
@@ -132,32 +132,32 @@ class FunctionLine:
 
     def _run(self) -> None:
         try:
-            heard = self._await(0)
-            while heard and (order := self._orders.get()) is not None:
+            received = self._await(0)
+            while received and (order := self._orders.get()) is not None:
                 self._storage.put(self._keys.order(self.spec, order.number), encode_document(order))
-                heard = self._await(order.number)
+                received = self._await(order.number)
             if self._ended.is_set():
-                left_while_it_waited = heard and self._await(self._number + 1)
+                left_while_it_waited = received and self._await(self._number + 1)
                 if not left_while_it_waited:
-                    self._told.put(Heard(self))
-        except Exception as error:  # noqa: BLE001 - told to the thread that leads the training, which raises it
-            self._told.put(Heard(self, error=error))
+                    self._inbox.put(Received(self))
+        except Exception as error:  # noqa: BLE001 - raised by the thread that leads the training
+            self._inbox.put(Received(self, error=error))
 
     def _await(self, number: int) -> bool:
-        """Wait for an answer, and tell it; whether there was one. It is deleted, and so is the order."""
+        """Wait for an answer and deliver it; False if there is none. Deletes it and the order."""
         key, arrivals = self._keys.message(self.spec, number), self._arrivals(number)
         while True:
             is_last = self._ended.is_set()
-            data = arrivals.get(key, _LOOK_S)
+            data = arrivals.get(key, _WAIT_S)
             if data is not None:
-                self._told.put(Heard(self, *unpacked(data, source=key)))
+                self._inbox.put(Received(self, *unpacked(data, source=key)))
                 self._storage.delete_many([key, self._keys.order(self.spec, number)])
                 return True
             if is_last:
                 return False
 
     def _arrivals(self, number: int) -> Arrivals:
-        """What knows how long answers take; the first ones, of a function that starts, teach nothing."""
+        """The estimator of answers; it starts anew after the first one, which includes the function's start."""
         if number <= 1:
             self._known = Arrivals(self._storage, self._ended, clock=self._clock)
         return self._known

@@ -1,4 +1,4 @@
-"""The crew on functions: they and the server, which is in this process, exchange objects through a storage.
+"""Workers on functions, which exchange objects with the server, in this process, through a storage.
 
 After each update the server's parameters are put there once, for all functions. λDNN trains in this way: this process
 runs on the machine of the server, and the storage is there too, such as a Redis server's.
@@ -16,14 +16,14 @@ from torch import Tensor
 
 from funcpipe.core import RequestCounts, ServerFunctionSpec
 from funcpipe.errors import WorkerFailed
-from funcpipe.parameter_server.crew import Lost, Pushed
-from funcpipe.parameter_server.function_fleet import FunctionFleet
-from funcpipe.parameter_server.function_line import FunctionLine, Given, Heard, Told
+from funcpipe.parameter_server.function_connection import FunctionConnection, Given, Inbox, Received
 from funcpipe.parameter_server.function_messages import FunctionMessage, ServerKeys
+from funcpipe.parameter_server.function_pool import FunctionPool
 from funcpipe.parameter_server.replica import ServerJob
 from funcpipe.parameter_server.saved import SavedServer
 from funcpipe.parameter_server.server import ParameterServer
 from funcpipe.parameter_server.values import Chunk, Progress, Push, ServerWorker, WorkTimes
+from funcpipe.parameter_server.worker_group import Lost, Pushed
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.runstate.checkpoint_files import serialised
 from funcpipe.runstate.keys import Keys
@@ -31,15 +31,15 @@ from funcpipe.training.data import Step
 
 _POLL_S = 0.25
 _END_WITHIN_S = 20.0
-"""How long functions that were told to end have time for it, before they are stopped."""
+"""The time that functions have to end when ordered to, before they are stopped."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionSite:
-    """What a crew is made of: functions like `spec` on `platform`, and `storage`, which signs with the run's key.
+    """The parts of a group: functions like `spec` on `platform`, and `storage`, which signs with the run's key.
 
-    Where one `gathers`, as for synchronous updates, nobody is given work while another worker hands over in time, which
-    takes a cold start: else the rest would have to do all of a step.
+    Where one `gathers`, as for synchronous updates, no worker gets work while another hands over in time, which takes a
+    cold start: else the rest would have to do all of a step.
     """
 
     job: ServerJob
@@ -51,15 +51,15 @@ class FunctionSite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionsUsed:
-    """What a worker has used: so many functions, billed for so many seconds in all, and their storage requests."""
+    """A worker's use so far: functions, the seconds billed for them in all, and their storage requests."""
 
     functions: int = 0
     seconds: float = 0.0
     requests: RequestCounts = field(default_factory=RequestCounts)
 
 
-class FunctionCrew:
-    """A context manager; afterwards its functions have ended, or have said their last word.
+class FunctionWorkerGroup:
+    """A WorkerGroup of functions. On exit all of them have ended.
 
     Meanwhile this process computes with one thread, as functions do: sums of several may differ in their last bits.
     """
@@ -69,8 +69,8 @@ class FunctionCrew:
     ) -> None:
         self._site, self._first, self._clock = site, tuple(workers), clock
         self._keys = ServerKeys(Keys.of(site.spec))
-        self._told: Told = queue.SimpleQueue()
-        self._fleet = FunctionFleet(site.spec, site.platform, site.storage, self._told, clock=clock)
+        self._inbox: Inbox = queue.SimpleQueue()
+        self._pool = FunctionPool(site.spec, site.platform, site.storage, self._inbox, clock=clock)
         self._saved = SavedServer(site.storage, site.spec.run)
         self._versions: list[int] = []
         self._waiting: list[Lost] = []
@@ -92,7 +92,7 @@ class FunctionCrew:
             self.restart_server()
             for worker in self._first:
                 self.join(worker)
-            while not all(seat.is_ready for seat in self._fleet.seats.values()):
+            while not all(slot.is_ready for slot in self._pool.slots.values()):
                 event = self.next()
                 lost += [event] if isinstance(event, Lost) else []
         except BaseException:
@@ -108,47 +108,45 @@ class FunctionCrew:
 
     @property
     def workers(self) -> tuple[ServerWorker, ...]:
-        """Those that may be given work."""
-        seats = [seat for seat in self._fleet.seats.values() if not seat.leaving]
-        if self._site.gathers and any(seat.handing_over or seat.is_closing for seat in seats):
+        """The workers that may be given work."""
+        slots = [slot for slot in self._pool.slots.values() if not slot.leaving]
+        if self._site.gathers and any(slot.handing_over or slot.is_closing for slot in slots):
             return ()
-        return tuple(seat.worker for seat in seats if seat.is_open)
+        return tuple(slot.worker for slot in slots if slot.is_open)
 
     @property
     def awaits(self) -> bool:
-        """Whether functions are starting, or are about to."""
-        return any(not seat.is_open for seat in self._fleet.seats.values())
+        """True while functions are starting, or are about to."""
+        return any(not slot.is_open for slot in self._pool.slots.values())
 
     def join(self, worker: ServerWorker) -> None:
         """Start a worker; it is given work once it has loaded the model."""
-        self._fleet.join(worker)
+        self._pool.join(worker)
 
     def leave(self, name: str) -> None:
         """Give a worker no more work; it ends what it has."""
-        self._fleet.leave(name)
+        self._pool.leave(name)
 
     def begin(self, worker: str, chunk: Chunk) -> None:
         """Let a worker pull the parameters as they are now, compute and push."""
-        line = self._fleet.seats[worker].line
-        assert line is not None, "only workers that are ready are given work"
-        line.begin(chunk, self._server.version)
+        connection = self._pool.slots[worker].connection
+        assert connection is not None, "only workers that are ready are given work"
+        connection.begin(chunk, self._server.version)
 
     def next(self) -> Pushed | Lost | None:
-        """The next push or loss; None if there is none for now. Raises WorkerFailed for what another function would
-        not do better.
-        """
-        self._waiting += self._fleet.look()
-        self._fleet.start_due()
+        """The next push or loss; None if there is none yet. Raises WorkerFailed for an error that is not retryable."""
+        self._waiting += self._pool.poll()
+        self._pool.start_due()
         if self._waiting:
             return self._waiting.pop(0)
         try:
-            heard = self._told.get(timeout=_POLL_S)
+            received = self._inbox.get(timeout=_POLL_S)
         except queue.Empty:
             return None
-        return self._handle(heard)
+        return self._handle(received)
 
     def update(self, step: Step, ids: Sequence[int]) -> float:
-        """Take a synchronous step; its mean loss. Raises NotFinite as the recipe says."""
+        """Take a synchronous step; return its mean loss. Raises NotFinite as the recipe says."""
         loss = self._server.update(step, ids)
         self._publish()
         return loss
@@ -158,7 +156,7 @@ class FunctionCrew:
         self._saved.save(self._server)
 
     def progress(self) -> Progress:
-        """How far the server has come."""
+        """The progress of the server."""
         return self._server.progress()
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -169,59 +167,60 @@ class FunctionCrew:
         """Go on from the newest checkpoint; what functions were given is forgotten."""
         self._server = ParameterServer(self._site.job)
         self._saved.restore_into(self._server)
-        for line in self._fleet.lines:
-            line.given.clear()
+        for connection in self._pool.connections:
+            connection.given.clear()
         self._publish()
 
     def used(self) -> dict[str, FunctionsUsed]:
-        """What each worker has used so far, by name."""
+        """Each worker's use so far, by name."""
         found: dict[str, FunctionsUsed] = {}
-        for line in self._fleet.lines:
-            before = found.get(line.spec.worker, FunctionsUsed())
-            found[line.spec.worker] = FunctionsUsed(
+        for connection in self._pool.connections:
+            before = found.get(connection.spec.worker, FunctionsUsed())
+            found[connection.spec.worker] = FunctionsUsed(
                 functions=before.functions + 1,
-                seconds=before.seconds + line.billed_s,
-                requests=before.requests + (RequestCounts() if line.last is None else line.last.requests),
+                seconds=before.seconds + connection.billed_s,
+                requests=before.requests + (RequestCounts() if connection.last is None else connection.last.requests),
             )
         return found
 
     @property
     def lifetime_s(self) -> float:
-        """How long there has been a server, or was one."""
+        """Seconds from the start of the server to its end, or to now."""
         return (self._clock() if self._ended_s is None else self._ended_s) - self._began_s
 
-    def _handle(self, heard: Heard) -> Pushed | Lost | None:
-        line, message = heard.line, heard.message
-        if heard.error is not None and not line.over:
-            raise heard.error
-        if line.over:
+    def _handle(self, received: Received) -> Pushed | Lost | None:
+        connection, message = received.connection, received.message
+        if received.error is not None and not connection.over:
+            raise received.error
+        if connection.over:
             return None
         if message is None:
-            return self._fleet.ended(line)
-        given = line.hear(message)
+            return self._pool.ended(connection)
+        given = connection.receive(message)
         if message.error is not None:
-            return self._failed(line, message, given)
-        pushed = None if given is None or not message.loss_sums else self._take(line, message, given, heard)
+            return self._failed(connection, message, given)
+        pushed = None if given is None or not message.loss_sums else self._take(connection, message, given, received)
         if given is not None and pushed is None:
-            line.given[message.number] = given  # it has left without an answer
-        lost = self._fleet.answered(line, message)
+            connection.given[message.number] = given  # it has left without an answer
+        lost = self._pool.answered(connection, message)
         if pushed is not None and lost is not None:
             self._waiting.append(lost)
         return pushed or lost
 
-    def _failed(self, line: FunctionLine, message: FunctionMessage, given: Given | None) -> Lost | None:
+    def _failed(self, connection: FunctionConnection, message: FunctionMessage, given: Given | None) -> Lost | None:
         reason = message.error or ""
         if message.out_of_memory:
-            raise self._fleet.out_of_memory(line, reason)
+            raise self._pool.out_of_memory(connection, reason)
         if not message.retryable:
-            raise WorkerFailed(f"worker {line.spec.worker} failed: {reason}")
+            raise WorkerFailed(f"worker {connection.spec.worker} failed: {reason}")
         if given is not None:
-            line.given[message.number] = given
-        return self._fleet.lose(line, reason.splitlines()[0])
+            connection.given[message.number] = given
+        return self._pool.lose(connection, reason.splitlines()[0])
 
-    def _take(self, line: FunctionLine, message: FunctionMessage, given: Given, heard: Heard) -> Pushed:
-        """Let the server have a push."""
-        push = Push(version=message.version, chunk=given.chunk, vectors=heard.vectors, loss_sums=message.loss_sums)
+    def _take(
+        self, connection: FunctionConnection, message: FunctionMessage, given: Given, received: Received
+    ) -> Pushed:
+        push = Push(version=message.version, chunk=given.chunk, vectors=received.vectors, loss_sums=message.loss_sums)
         applied = None
         if given.chunk.separate:
             self._server.collect(push)
@@ -232,40 +231,45 @@ class FunctionCrew:
         now_s = self._clock()
         rest_s = now_s - given.at_s - message.pull_s - message.compute_s
         times = WorkTimes(pull_s=message.pull_s, compute_s=message.compute_s, push_s=max(rest_s, 0.0))
-        return Pushed(worker=line.spec.worker, chunk=given.chunk, time_s=now_s, applied=applied, times=times)
+        return Pushed(worker=connection.spec.worker, chunk=given.chunk, time_s=now_s, applied=applied, times=times)
 
     def _publish(self) -> None:
-        """Put the parameters where functions find them, and delete those that nobody was told to take."""
+        """Store the parameters for the functions, and delete versions that no order needs."""
         version, parameters = self._server.pull()
         if version not in self._versions:
             self._site.storage.put(self._keys.parameters(version), serialised(parameters))
             self._versions.append(version)
-        needed = {given.version for line in self._fleet.lines if not line.over for given in line.given.values()}
+        needed = {
+            given.version
+            for connection in self._pool.connections
+            if not connection.over
+            for given in connection.given.values()
+        }
         old = [each for each in self._versions if each != version and each not in needed]
         self._site.storage.delete_many([self._keys.parameters(each) for each in old])
         self._versions = [each for each in self._versions if each not in old]
 
     def _end(self, *, stop: bool) -> None:
-        """Let all functions end: at once, or when they have read that they are to."""
-        fleet = self._fleet
+        """End all functions: at once, or by an order to end."""
+        pool = self._pool
         if not stop:
-            for line in fleet.lines:
-                if not line.over:
-                    line.end()
+            for connection in pool.connections:
+                if not connection.over:
+                    connection.end()
             until_s = self._clock() + _END_WITHIN_S
-            while any(not line.over for line in fleet.lines) and self._clock() < until_s:
-                self._await_last_words()
-        fleet.stop()
+            while any(not connection.over for connection in pool.connections) and self._clock() < until_s:
+                self._await_end()
+        pool.stop()
         torch.set_num_threads(self._threads)
         self._ended_s = self._clock()
 
-    def _await_last_words(self) -> None:
+    def _await_end(self) -> None:
         try:
-            heard = self._told.get(timeout=_POLL_S)
+            received = self._inbox.get(timeout=_POLL_S)
         except queue.Empty:
-            self._fleet.look()
+            self._pool.poll()
             return
-        if heard.message is not None:
-            heard.line.hear(heard.message)
-        if heard.message is None or heard.message.leaves:
-            heard.line.close()
+        if received.message is not None:
+            received.connection.receive(received.message)
+        if received.message is None or received.message.leaves:
+            received.connection.close()

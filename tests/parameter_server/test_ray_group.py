@@ -15,9 +15,9 @@ from funcpipe.cli import main
 from funcpipe.client.server_job import stored_job
 from funcpipe.core import write
 from funcpipe.core.provision import CostItem, Provision, Rented
-from funcpipe.parameter_server.crew import Crew
-from funcpipe.parameter_server.loops import Course, History, train_synchronously
+from funcpipe.parameter_server.loops import History, LoopConfig, train_synchronously
 from funcpipe.parameter_server.values import ServerWorker
+from funcpipe.parameter_server.worker_group import WorkerGroup
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.machine_catalog import load_market
 from funcpipe.platforms.ray.address import RayAddress, Via
@@ -80,27 +80,29 @@ def test_a_node_is_taken_back_and_the_server_dies_and_the_result_is_that_of_one_
     """The node's worker had no notice: it is found gone, and what it was given is dealt out again."""
     import ray
 
-    from funcpipe.parameter_server.ray_crew import RayCrew
+    from funcpipe.parameter_server.ray_group import RayWorkerGroup
 
     job, history = adam_job(), History()
     with signals_as_before():
         spot = cluster.add_node(num_cpus=1, resources={"spot": 1}, **NODE)
     done_at: list[float] = []
 
-    with RayCrew(
+    with RayWorkerGroup(
         site_in(tmp_path), [stays("fast", speed=2.0), stays("slow"), ServerWorker(name="spot", resources={"spot": 1})]
-    ) as crew:
+    ) as group:
 
-        def watch(_: Crew, done: float) -> None:
+        def watch(_: WorkerGroup, done: float) -> None:
             if done > 0 and not done_at:
                 done_at.append(done)
                 cluster.remove_node(spot, allow_graceful=False)
             if done >= 0.5 and len(done_at) == 1:
                 done_at.append(done)
-                ray.kill(crew._server)
+                ray.kill(group._server)
 
-        train_synchronously(crew, Course(batches=job.batches, epochs=job.epochs, save_every=2, watch=watch), history)
-        found = crew.state_dict()
+        train_synchronously(
+            group, LoopConfig(batches=job.batches, epochs=job.epochs, save_every=2, watch=watch), history
+        )
+        found = group.state_dict()
     assert history.computed_by[0] == {"fast": 4, "slow": 2, "spot": 2}
     assert history.computed_by[-1].keys() == {"fast", "slow"}
     assert [line.partition(":")[0] for line in history.lost] == ["spot"]
