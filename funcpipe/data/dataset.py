@@ -12,13 +12,13 @@ from funcpipe.errors import DataError
 from funcpipe.platforms.base import Storage
 
 SHUFFLE_SHARDS = 16
-"""In how many shards at a time samples are shuffled at most, where nobody says."""
+"""The default of the shards that samples are shuffled in at a time, at most."""
 
 Transform = Callable[[Mapping[str, Any]], Any]
 
 
 class ShardedDataset:
-    """The samples of `shards`, each of which is brought here when the first of its samples is read.
+    """The samples of `shards`, each downloaded when the first of its samples is read.
 
     A sample is what `transform` makes of the format's own, a mapping by names of columns; without one, that mapping.
     `cache_bytes` bounds what shards may take on disk, for each process that reads. `shuffle_shards` is for the order
@@ -45,7 +45,7 @@ class ShardedDataset:
 
     @property
     def shard_sizes(self) -> tuple[int, ...]:
-        """How many samples each shard holds."""
+        """The number of samples in each shard."""
         return tuple(shard.samples for shard in self._shards)
 
     def __len__(self) -> int:
@@ -71,7 +71,7 @@ class ShardedDataset:
 
     @property
     def _cache(self) -> ShardCache:
-        """The cache of this process: one that was forked off makes its own."""
+        """The cache of this process; a forked process makes its own."""
         if self._made is None or self._made[0] != os.getpid():
             self._made = os.getpid(), ShardCache(self._shards, self._format, self._storage, self._cache_bytes)
         return self._made[1]

@@ -12,16 +12,16 @@ from funcpipe.platforms.catalog import FIRST_S, open_storage
 from funcpipe.platforms.request_meter import RequestMeter
 
 CACHE_MB = 256
-"""How much of its temporary folder, of 512 MB on clouds, a function uses for shards, where nobody says."""
+"""The default of the MB that a function keeps of shards in its temporary folder, which has 512 MB on clouds."""
 
 
 Find = Callable[[Storage, str], tuple[Sequence[Shard], ShardFormat]]
-"""Finds, below the URL, the shards and their format; raises DataError if there is none."""
+"""A function that finds the shards below a URL and their format; raises DataError if there is none."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DataFactory:
-    """Makes the dataset in shards at `url`, wherever it is called.
+    """A factory of the dataset in shards at `url`.
 
     The index is read once, when it is first called: then its shards are part of it, also in functions, which all train
     on the same samples even if more are written meanwhile. `find` finds the shards and their format. `open_storage`

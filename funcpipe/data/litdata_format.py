@@ -15,7 +15,7 @@ _WANTED = "give the folder that litdata.optimize has written (its `output_dir`)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LitDataFormat:
-    """`config` is what the index says of all chunks."""
+    """LitData's format; `config` is the index's entry on all chunks."""
 
     config: dict[str, Any] = field(default_factory=dict)
 
@@ -52,7 +52,7 @@ class LitDataFormat:
         target.write_bytes(data)
 
     def reader(self, path: Path, shard: Shard) -> SampleReader:
-        """What reads its items."""
+        """Return a reader of its items."""
         try:
             from litdata.streaming.item_loader import PyTreeLoader
             from litdata.streaming.serializers import _get_serializers

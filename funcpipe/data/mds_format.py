@@ -35,7 +35,7 @@ _ARRAY_TYPES = {
     65: "int64",
     66: "float64",
 }
-"""By the number in front of an array whose column does not say its type."""
+"""Types by the number in front of an array whose column does not give its type."""
 
 Decode = Callable[[bytes], Any]
 
@@ -73,7 +73,7 @@ class MdsFormat:
         target.write_bytes(_decompressed(data, shard.note, shard.local_bytes) if shard.note else data)
 
     def reader(self, path: Path, shard: Shard) -> SampleReader:
-        """What reads its samples, as dictionaries by the names of columns."""
+        """Return a reader of its samples, as dictionaries by the names of columns."""
         decoders = [_decoder(name, encoding) for name, encoding in zip(self.names, self.encodings, strict=True)]
         return _Samples(FramedFile(path), self.names, decoders, self.sizes)
 
@@ -123,7 +123,7 @@ def _decompressed(data: bytes, codec: str, raw_bytes: int) -> bytes:
 
 
 def _decoder(name: str, encoding: str) -> Decode:
-    """What decodes a column; raises DataError for an encoding that is not known, or that could run code."""
+    """Return the decoder of a column; raises DataError for an encoding that is unknown, or that could run code."""
     kind, _, rest = encoding.partition(":")
     simple: dict[str, Decode] = {
         "bytes": bytes,

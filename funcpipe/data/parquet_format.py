@@ -12,12 +12,12 @@ from funcpipe.errors import DataError
 from funcpipe.platforms.base import Storage
 
 _END_BYTES = 1 << 16
-"""How much of a file's end is read at first: in most files, all of its footer."""
+"""Bytes of a file's end that are read first: in most files, all of its footer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParquetFormat:
-    """`columns` are those to read, by default all. A shard is a row group, which lies here as a file of Arrow."""
+    """Parquet, of whose columns `columns` are read, by default all. A shard is a row group, kept as an Arrow file."""
 
     columns: tuple[str, ...] | None = None
     output: str | None = "torch"
@@ -96,7 +96,7 @@ def _footer(storage: Storage, key: str, end_bytes: int) -> Any:
 
 
 class _StoredFile(io.RawIOBase):
-    """What lies before the footer of a Parquet file: each read is a request for a range of its bytes."""
+    """A Parquet file in storage, without its footer: each read is a request for a range of its bytes."""
 
     def __init__(self, storage: Storage, key: str, metadata: Any) -> None:
         self._storage, self._key, self._place = storage, key, 0
@@ -105,15 +105,15 @@ class _StoredFile(io.RawIOBase):
         self._size = max((_first_byte(chunk) + chunk.total_compressed_size for chunk in chunks), default=0)
 
     def readable(self) -> bool:
-        """Whether it can be read: yes."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Whether reading can begin anywhere: yes."""
+        """Return True: reading can begin anywhere."""
         return True
 
     def tell(self) -> int:
-        """Where the next read begins."""
+        """Return where the next read begins."""
         return self._place
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:

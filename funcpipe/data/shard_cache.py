@@ -1,4 +1,4 @@
-"""Shards that have been brought here: files in the function's temporary folder, no more of them than fit."""
+"""Downloaded shards: files in the function's temporary folder, no more of them than fit."""
 
 import shutil
 import tempfile
@@ -23,7 +23,7 @@ class _Cached:
 class ShardCache:
     """The shards that were read last: as many as fit into `limit_bytes`, and the newest one in any case.
 
-    Several threads may read; one of them brings a shard while the others wait.
+    Several threads may read; one of them downloads a shard while the others wait.
     """
 
     def __init__(self, shards: Sequence[Shard], shard_format: ShardFormat, storage: Storage, limit_bytes: int) -> None:
@@ -34,7 +34,7 @@ class ShardCache:
         self._lock = threading.Lock()
 
     def reader(self, number: int) -> SampleReader:
-        """What reads the shard of that number, which is brought here if it is not here."""
+        """Return the reader of the shard of that number, which is downloaded if need be."""
         with self._lock:
             if number not in self._cached:
                 self._make_room(self._shards[number].local_bytes)
@@ -44,13 +44,13 @@ class ShardCache:
 
     @property
     def bytes(self) -> int:
-        """What the cached shards take."""
+        """Bytes that the cached shards take."""
         return sum(cached.bytes for cached in self._cached.values())
 
     def _make_room(self, wanted_bytes: int) -> None:
         while self._cached and self.bytes + wanted_bytes > self._limit_bytes:
             _, oldest = self._cached.popitem(last=False)
-            oldest.path.unlink()  # who still reads it has it open
+            oldest.path.unlink()  # a reader that still needs it has it open
 
     def _bring(self, number: int) -> _Cached:
         path, shard = self._folder / str(number), self._shards[number]

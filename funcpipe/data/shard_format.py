@@ -1,4 +1,4 @@
-"""What a format of shards is: which shards there are, how one is brought here, and how its samples are read."""
+"""The interface of shard formats: list the shards, download one, and read its samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from funcpipe.platforms.base import Storage
 class Shard:
     """One shard: its object below the dataset's URL, how many samples it holds, and its bytes in the local cache.
 
-    `part` tells apart several shards of one object; `note` is what else its format must know.
+    `part` distinguishes shards of one object; `note` is for its format.
     """
 
     key: str
@@ -25,10 +25,10 @@ class Shard:
 
 
 class SampleReader(Protocol):
-    """The samples of one shard that lies here, by their number in it."""
+    """The samples of one downloaded shard, by their number in it."""
 
     def __len__(self) -> int:
-        """How many there are."""
+        """The number of samples."""
 
     def __getitem__(self, number: int, /) -> Any:
         """The sample of that number."""
@@ -41,10 +41,10 @@ class ShardFormat(Protocol):
         """The dataset's shards, and this format with what its index says; `url` is for messages. Raises DataError."""
 
     def fetch(self, storage: Storage, shard: Shard, target: Path) -> None:
-        """Bring a shard here, into the file `target`."""
+        """Download a shard into the file `target`."""
 
     def reader(self, path: Path, shard: Shard) -> SampleReader:
-        """What reads the samples of a shard that lies in the file `path`."""
+        """Return a reader of the samples of a shard in the file `path`."""
 
 
 def missing_package(error: ImportError, extra: str) -> DataError:

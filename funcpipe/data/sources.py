@@ -1,4 +1,4 @@
-"""The factories that users call, one for each format, and the one that finds the format out."""
+"""The factories that users call: one for each format, and one that detects the format."""
 
 import json
 from collections.abc import Sequence

@@ -15,7 +15,7 @@ _WANTED = "make the index with: wids index --output index.json *.tar"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WebDatasetFormat:
-    """`index_key` is the object with the index, `images` what pictures become: PIL or numpy."""
+    """WebDataset with the index at `index_key`; pictures become `images`, PIL or numpy."""
 
     index_key: str = INDEX
     images: str = "PIL"
@@ -32,7 +32,7 @@ class WebDatasetFormat:
         target.write_bytes(storage.get(shard.key))
 
     def reader(self, path: Path, shard: Shard) -> SampleReader:
-        """What reads its samples: a dictionary by extensions, without the dot, and `__key__`."""
+        """Return a reader of its samples: dictionaries by extension, without the dot, and `__key__`."""
         try:
             from wids.wids import IndexedTarSamples
             from wids.wids_decode import default_decoder
