@@ -1,1 +1,1 @@
-"""What earlier runs took: predicted beside observed in a local file, and later predictions corrected by it."""
+"""A local history of runs: predicted and observed values, which correct later predictions."""

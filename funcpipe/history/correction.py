@@ -1,6 +1,6 @@
-"""Corrects predictions by what was observed before: regression with forgetting, as STOIC does for its placements.
+"""Corrections of predictions by earlier observations: regression with forgetting, as STOIC does for its placements.
 
-A prediction is off in proportion where the work is alike: what every task costs beside its seconds, such as a call or a
+A prediction is off in proportion where work is similar: what every task costs beside its seconds, such as a call or a
 request, is most of a toy's iteration, and nothing of a large model's. So for each platform, place, size and quantity,
 from runs of the same model whose prediction is at most LIKE times the one to correct, and at least 1/LIKE of it,
 
@@ -17,7 +17,7 @@ the weights 1, 2^(−1/4) = 0.841 and 2^(−1/2) = 0.707, in all 2.548. So ln fa
 the factor is 1.88. After the first of them it was 2^(1 / 1.25) = 1.74; after many it is 2^(6.285 / 6.535) = 1.95, as
 the weights sum to 1 / (1 − 2^(−1/4)) = 6.285.
 
-A start-up is predicted by one number for a size, so a factor and an offset cannot be told apart, and the number may be
+A start-up is predicted by one number for a size, so a factor and an offset cannot be separated, and the number may be
 0. What is fitted for it is an offset in seconds, observed = predicted + offset, with the same weights and prior:
 
     offset = Σ wᵢ (observedᵢ − predictedᵢ) / (PRIOR + Σ wᵢ).
@@ -65,12 +65,12 @@ def fit(observations: Sequence[Observation]) -> Correction:
 
 
 def is_like(predicted_s: float, other_s: float) -> bool:
-    """Whether two predictions of one model are so near that what was observed of one tells of the other."""
+    """Return True if two predictions of one model are so near that observations of one apply to the other."""
     return other_s > 0 and 1 / LIKE <= predicted_s / other_s <= LIKE
 
 
 def has_ratio(observation: Observation) -> bool:
-    """Whether observed and predicted seconds have a proportion."""
+    """Return True if observed and predicted seconds have a ratio."""
     return observation.predicted_s > 0 and observation.observed_s > 0
 
 

@@ -31,14 +31,14 @@ MOST_COMPARISONS = 50
 """More of them would take the room of observations: each is some 3 kB."""
 
 LOCK_S = 30.0
-"""How long a writer waits for its turn, which others take milliseconds for; so no run hangs at its end."""
+"""The longest wait of a writer for its turn, so that no run hangs at its end; others take milliseconds."""
 
 _POLL_S = 0.02
 
 _log = logging.getLogger(__name__)
 
 Entry = Observation | Comparison | WayRun
-"""What a line of the history is."""
+"""A line of the history."""
 
 _KINDS = {kind.FORMAT: kind for kind in (Observation, Comparison, WayRun)}
 
@@ -53,16 +53,16 @@ class History:
 
 
 def history_file() -> Path | None:
-    """Where the history lies; None if it is turned off. Raises OSError where there is no place for it."""
-    told = os.environ.get(FILE)
-    if told is not None:
-        return Path(told).expanduser() if told else None
+    """The path of the history; None if it is turned off. Raises OSError where there is no place for it."""
+    path = os.environ.get(FILE)
+    if path is not None:
+        return Path(path).expanduser() if path else None
     return data_folder() / "history.jsonl"
 
 
 @contextmanager
 def filing(what: str) -> Iterator[None]:
-    """Let what goes wrong as `what` is filed in the history be a warning, and no failure of a run."""
+    """Turn errors while `what` is filed in the history into warnings, so that no run fails."""
     try:
         yield
     except (OSError, FuncPipeError) as error:
@@ -70,7 +70,7 @@ def filing(what: str) -> Iterator[None]:
 
 
 def append(path: Path, entries: Sequence[Entry], *, most_bytes: int = MOST_BYTES, lock_s: float = LOCK_S) -> None:
-    """Add what is not in the history yet: a run that is collected again is filed once. Raises OSError."""
+    """Add the entries that are not in the history yet: a run that is collected again is filed once. Raises OSError."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with _locked(path, lock_s):
         before = path.read_bytes() if path.exists() else b""
@@ -138,7 +138,7 @@ def _kind_of(line: bytes) -> type[Entry]:
 
 
 def _identity(entry: Entry) -> object:
-    """What is the same in an entry that is filed once more."""
+    """The fields that are equal in an entry that is filed again."""
     match entry:
         case Comparison():
             return entry.key

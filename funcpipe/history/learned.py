@@ -1,4 +1,4 @@
-"""What the history knows: an iteration of a plan as it would be observed here, and how far predictions were off."""
+"""Results of the history: an iteration of a plan as it would be observed here, and how far predictions were off."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -11,10 +11,10 @@ from funcpipe.history.correction import Correction, fit, has_ratio, is_like
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservedIteration:
-    """What one iteration takes at a place, `ran_on`: as modelled, and corrected by what runs of like work took there.
+    """One iteration at a place, `ran_on`: as modelled, and corrected by runs of like work there.
 
-    `same_sizes` says whether those runs had functions of the plan's sizes; otherwise they stand for all sizes. Dollars
-    are those of so long an iteration.
+    With `same_sizes` those runs had functions of the plan's sizes; otherwise they stand for all sizes. Dollars are
+    those of so long an iteration.
     """
 
     platform: str
@@ -57,27 +57,27 @@ def sizes_of(plan: Plan) -> str:
 
 def start_up_of(observations: Sequence[Observation], *, platform: str, size: str) -> Correction | None:
     """The correction of a start-up on `platform` itself by functions of that `size`, or by all; None if none ran."""
-    alike = [
+    similar = [
         one
         for one in observations
         if (one.platform, one.ran_on, one.quantity) == (platform, platform, Quantity.START_UP)
     ]
-    return fit([one for one in alike if one.size == size] or alike) if alike else None
+    return fit([one for one in similar if one.size == size] or similar) if similar else None
 
 
 def iteration_of(
     observations: Sequence[Observation], *, platform: str, ran_on: str, size: str, model: str, predicted_s: float
 ) -> tuple[Correction, bool] | None:
-    """The correction of an iteration by runs of like work, there; and whether their functions had that `size`."""
-    alike = [
+    """The correction of an iteration by runs of like work there, and True if their functions had that `size`."""
+    similar = [
         one
         for one in observations
         if (one.platform, one.ran_on, one.quantity, one.model) == (platform, ran_on, Quantity.ITERATION, model)
         and has_ratio(one)
         and is_like(predicted_s, one.predicted_s)
     ]
-    same = [one for one in alike if one.size == size]
-    return (fit(same or alike), bool(same)) if alike else None
+    same = [one for one in similar if one.size == size]
+    return (fit(same or similar), bool(same)) if similar else None
 
 
 def as_observed(
@@ -178,12 +178,12 @@ def _errors(observations: Sequence[Observation]) -> Errors:
 
 
 def _model_of(one: Observation) -> str:
-    """The model that an observation says something of; functions start alike for all."""
+    """The model of an observation; a start-up is of no model."""
     return "" if one.quantity is Quantity.START_UP else one.model
 
 
 def _like(observations: Sequence[Observation], other: Observation) -> list[Observation]:
-    """Those of one model and quantity that say something of `other`."""
+    """The observations of one model and quantity that apply to `other`."""
     if other.quantity is Quantity.START_UP:
         return list(observations)
     return [one for one in observations if is_like(other.predicted_s, one.predicted_s)]

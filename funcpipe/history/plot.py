@@ -13,14 +13,14 @@ def plot_errors(found: Sequence[Errors], path: str | Path) -> None:
 
     Needs matplotlib, which is imported only here. Raises InputError where there is nothing to draw.
     """
-    shown = [one for one in found if len(one.before) > 1]
-    if not shown:
+    drawn = [one for one in found if len(one.before) > 1]
+    if not drawn:
         raise InputError("no prediction has been compared with two runs or more: there are no errors to draw")
     with needed_from("figures"):
         from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7, 2.2 * len(shown)), layout="constrained")
-    for axes, one in zip(figure.subplots(len(shown), squeeze=False)[:, 0], shown, strict=True):
+    figure = Figure(figsize=(7, 2.2 * len(drawn)), layout="constrained")
+    for axes, one in zip(figure.subplots(len(drawn), squeeze=False)[:, 0], drawn, strict=True):
         runs = range(1, len(one.before) + 1)
         axes.plot(runs, [100 * error for error in one.before], marker="o", color="tab:gray", label="as modelled")
         axes.plot(runs, [100 * error for error in one.after], marker="o", color="tab:blue", label="as observed here")
