@@ -1,4 +1,4 @@
-"""What shows or keeps a run's progress: a bar in a terminal or a notebook, CSV files, TensorBoard, MLflow, W&B.
+"""Loggers of a run's progress: a bar in a terminal or a notebook, CSV files, TensorBoard, MLflow, W&B.
 
 Each is a `Callback`, for `callbacks=` of `FuncPipe.train`, in a file of its own; libraries are imported when used.
 """

@@ -1,4 +1,4 @@
-"""Logs the steps of runs into a CSV file: a line for each step of a run, in the order of steps."""
+"""A logger of runs into a CSV file: a line for each step of a run, in the order of steps."""
 
 import csv
 import os
@@ -13,11 +13,11 @@ _COLUMNS = ("run", "step", "loss", "samples_per_s", "cost_usd", "elapsed_s", "le
 
 
 class CSVLogger(Callback):
-    """Appends to the file at `path`, which is made if need be, as soon as a step ends.
+    """A logger that appends each step to the file at `path`, which is made if need be.
 
     It may hold several runs: of each run and step there is one line, the one that was trained last. Columns that
-    validation adds come last. When a run is resumed, or watched again, its lines go on; steps that were done while
-    nobody logged have only a loss.
+    validation adds come last. When a run is resumed, or watched again, its lines go on; steps that were done
+    without a logger have only a loss.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -28,7 +28,7 @@ class CSVLogger(Callback):
         self._last: dict[str, str] | None = None
 
     def on_start(self, run: RunInfo) -> None:
-        """Read what is there of the run, and leave of it what is not trained again."""
+        """Read the lines of the run, and keep those that are not trained again."""
         self._run = run.run
         rows = self._read()
         own = {int(row["step"]): row for row in rows if row["run"] == run.run} if run.resumed else {}
@@ -58,7 +58,7 @@ class CSVLogger(Callback):
         self._write(rows)
 
     def on_end(self, result: RunResult) -> None:
-        """Nothing is left to be written."""
+        """Do nothing: every line is written."""
 
     def _row(self, step: int, values: Mapping[str, float], own: Mapping[int, dict[str, str]]) -> dict[str, str]:
         logged = own.get(step)

@@ -1,4 +1,4 @@
-"""Logs the steps of a run to MLflow."""
+"""A logger of runs to MLflow."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ _TAG = "funcpipe.run"
 
 
 class MLflowLogger(Callback):
-    """Logs to the tracking server or store at `uri` (a folder's `file:` URL will do), in `experiment`.
+    """A logger to the tracking server or store at `uri` (a folder's `file:` URL will do), in `experiment`.
 
     The MLflow run has a tag with the run's name, by which it is found when the run is resumed or watched again. MLflow
     cannot take values back: steps that are trained again, with the same result, are logged once, as they were at first.

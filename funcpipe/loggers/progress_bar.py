@@ -1,4 +1,4 @@
-"""Shows how a run goes on: a bar in a terminal or a notebook, and lines now and then where there is neither."""
+"""A run's progress: a bar in a terminal or a notebook, and log lines where there is neither."""
 
 import logging
 import time
@@ -14,14 +14,14 @@ from funcpipe.core.job_estimate import number_text
 _log = logging.getLogger(__name__)
 
 EVERY_S = 30.0
-"""How often a line is logged where no bar can be drawn."""
+"""Seconds between log lines where no bar can be drawn."""
 
 
 class ProgressBar(Callback):
     """A line with the job's estimate, then a bar with step, loss, samples a second, dollars and the time that is left.
 
-    Where there is neither a terminal nor a notebook, a line is logged every EVERY_S instead (level info, which is
-    shown if logging is set up to show it).
+    Where there is neither a terminal nor a notebook, a line is logged every EVERY_S instead (level info, which needs
+    logging to be set up).
     """
 
     def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -45,22 +45,22 @@ class ProgressBar(Callback):
             TextColumn("step"),
             MofNCompleteColumn(),
             BarColumn(),
-            TextColumn("{task.fields[told]}", markup=False),
+            TextColumn("{task.fields[status]}", markup=False),
             TimeRemainingColumn(elapsed_when_finished=True),
         )
         self._bar = Progress(*columns, console=self._console)
-        self._task = self._bar.add_task("", total=run.steps, completed=run.done, told="starting")
+        self._task = self._bar.add_task("", total=run.steps, completed=run.done, status="starting")
         self._bar.start()
 
     def on_step(self, progress: results.Progress) -> None:
         """Draw a step, or log a line if it is time."""
         rate = f"  {progress.samples_per_s:.0f} samples/s" if progress.samples_per_s else ""
-        told = f"loss {progress.loss:.4f}{rate}  ${number_text(progress.cost_usd, 6)}{self._values}"
+        status = f"loss {progress.loss:.4f}{rate}  ${number_text(progress.cost_usd, 6)}{self._values}"
         if self._bar is not None:
-            self._bar.update(self._task, total=progress.steps, completed=progress.step, told=told)
+            self._bar.update(self._task, total=progress.steps, completed=progress.step, status=status)
         elif self._clock() - self._logged_s >= EVERY_S or progress.step == progress.steps:
             self._logged_s = self._clock()
-            _log.info("step %d of %d: %s", progress.step, progress.steps, told)
+            _log.info("step %d of %d: %s", progress.step, progress.steps, status)
 
     def on_validation(self, step: int, values: Mapping[str, float]) -> None:
         """Show the newest values beside the loss."""

@@ -1,4 +1,4 @@
-"""Logs the steps of a run for TensorBoard."""
+"""A logger of runs for TensorBoard."""
 
 import importlib
 import logging
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class TensorBoardLogger(Callback):
-    """Writes to the folder DIRECTORY/RUN, so that TensorBoard on `directory` shows all runs that are logged there.
+    """A logger into the folder DIRECTORY/RUN, so that TensorBoard on `directory` shows all runs that are logged there.
 
     When a run is resumed, its curves go on: steps that are trained again replace what was logged of them
-    (`purge_step`), and steps that were done while nobody logged are added with their loss. Raises InputError if
+    (`purge_step`), and steps that were done without a logger are added with their loss. Raises InputError if
     TensorBoard is not installed.
     """
 

@@ -4,7 +4,7 @@ from funcpipe.client.results import Progress
 
 
 def step_values(progress: Progress) -> dict[str, float]:
-    """The loss of a step, and what the run has reached and cost so far; what is not known is left out."""
+    """The loss of a step, and the run's progress and cost so far; unknown values are left out."""
     values = {"loss": progress.loss, "cost_usd": progress.cost_usd, "elapsed_s": progress.elapsed_s}
     if progress.samples_per_s:
         values["samples_per_s"] = progress.samples_per_s

@@ -1,4 +1,4 @@
-"""Logs the steps of a run to Weights & Biases."""
+"""A logger of runs to Weights & Biases."""
 
 import json
 import os
@@ -15,7 +15,7 @@ from funcpipe.loggers.values import step_values
 
 
 class WandbLogger(Callback):
-    """Logs to `project`, with the files of W&B in `directory`; `mode="offline"` keeps them there for `wandb sync`.
+    """A logger to `project`, with the files of W&B in `directory`; `mode="offline"` keeps them there for `wandb sync`.
 
     `DIRECTORY/funcpipe-RUN.json` says which run of W&B is the run's, and which steps it has: one that is resumed or
     watched again from this folder goes on there (`resume="allow"`); elsewhere give its `id`. W&B cannot take values
