@@ -48,7 +48,7 @@ class FuncPipeError(Exception):
 
 
 class InputError(FuncPipeError):
-    """What the caller passed cannot be used."""
+    """The caller passed something that cannot be used."""
 
     exit_code = 2
 
@@ -138,7 +138,7 @@ class Cancelled(RunError):
 
 
 class Superseded(RunError):
-    """A newer attempt has replaced this one as the worker, or its lease is `missing`, which nobody need have taken."""
+    """A newer attempt has replaced this one as the worker, or its lease is `missing`, perhaps without a newer one."""
 
     def __init__(self, cause: str, *, missing: bool = False) -> None:
         super().__init__(cause)
@@ -228,7 +228,7 @@ class RunInterrupted(KeyboardInterrupt):
 
     @property
     def state(self) -> str:
-        """What became of the run."""
+        """The state of the run."""
         if self.running:
             return "it goes on"
         if not self.kept:

@@ -1,4 +1,4 @@
-"""Two intertwined spirals, told apart by a small network: an example that needs no files and no other packages."""
+"""Two intertwined spirals, separated by a small network: an example that needs no files and no other packages."""
 
 import math
 from collections.abc import Iterable
