@@ -30,7 +30,7 @@ _NOT_TRAINED = Recipe(loss=loss_of_output, optimizer=functools.partial(torch.opt
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationResult:
-    """What an evaluation has found over all `samples`: the mean `loss`, and each metric by its name; what it took."""
+    """The result of an evaluation over all `samples`: the mean `loss`, each metric by its name, and the cost."""
 
     run: str
     samples: int

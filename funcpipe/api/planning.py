@@ -1,4 +1,4 @@
-"""The verbs that look ahead: profile, optimize, simulate, estimate, provision.
+"""The planning verbs: profile, optimize, simulate, estimate, provision.
 
 What a verb alone needs is imported when it is called: `train` with a plan does without profiler, search and simulator.
 """
@@ -256,9 +256,9 @@ class Planning:
         prices: PlatformSpec | None = None,
         validation: Validation | Data | None = None,
     ) -> JobEstimate:
-        """What training on `data`, or on so many samples, is expected to take: seconds and dollars, item by item.
+        """The expected seconds and dollars of training on `data`, or on so many samples, item by item.
 
-        Functions start and live as those of `platform`, by default the plan's; of a deployment's URL, in its region.
+        Functions start and end as those of `platform`, by default the plan's; of a deployment's URL, in its region.
         With `validation` it is validated meanwhile. Starts nothing. Raises PlanError for a plan without an estimate.
         """
         chosen = self._planned(plan)

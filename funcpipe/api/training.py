@@ -108,26 +108,26 @@ class FuncPipe(Evaluating):
         its objects lie; each setting may be given by keyword (see `RunSettings`; `run` is the name). A run that is
         resumed goes on by whatever plan; if its functions still run, it is watched, as it was started.
 
-        `callbacks` are told what happens, see `Callback` and `funcpipe.loggers`; with `progress` a bar is shown on a
-        terminal or in a notebook. `confirm` is told the job's estimate before anything starts, and may raise.
+        `callbacks` get the events of the run, see `Callback` and `funcpipe.loggers`; `progress` draws a bar on a
+        terminal or in a notebook. `confirm` gets the job's estimate before anything starts, and may raise.
 
         Raises PlanError, DataError, ModelError, PlatformRefused, RunTaken or RunUnknown before any function starts;
         WorkerFailed, RunHalted or DeadlineExceeded afterwards; RunInterrupted when Ctrl-C or SIGTERM ends it, after a
         step that is saved where it can be resumed, or ends watching. The module changes only if the run succeeds.
         """
         settings, order = settings_with(settings, keywords), SampleOrder(epochs=epochs, seed=seed, shuffle=shuffle)
-        told = Callbacks(with_bar(callbacks, progress))
+        events = Callbacks(with_bar(callbacks, progress))
         with open_session(platform, like, settings) as session:
             prepared = self._prepare(
                 session, dataset, plan, order, validation, faults=faults, limits=limits, settings=settings
             )
             prepared.ask(confirm)
-            with told.of_run(run_info(prepared)):
-                result = launch(prepared, told)
+            with events.of_run(run_info(prepared)):
+                result = launch(prepared, events)
                 file_run(prepared, result)
                 loss, epochs = self._recipe.loss, prepared.epochs_after(len(result.losses))
                 self._learned = write_back(result, self.model, loss, epochs)
-                return told.ended(replace(result.with_all_of(saved_state(self.model), loss), learned=None))
+                return events.ended(replace(result.with_all_of(saved_state(self.model), loss), learned=None))
 
     @arguments.strict
     @ending_interrupts()
@@ -162,7 +162,7 @@ class FuncPipe(Evaluating):
         a deployment's URL; the server is in this process then, and `limits` hold for this call.
 
         With a `storage`, the server is saved after every `save_every` updates, and a run of the same name goes on from
-        there. `watch` is told how far the run has come, and may let workers leave and join, as a `Replanner` does.
+        there. `watch` gets the share of the run done, and may let workers leave and join, as a `Replanner` does.
 
         Raises PlanError, DataError or ModelError before anything starts, WorkerFailed when no worker is left, RunHalted
         at a limit. The module changes only if the run succeeds.
