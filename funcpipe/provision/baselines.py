@@ -1,4 +1,4 @@
-"""What λDNN is compared with, on the same functions: naive, a stand-in for Siren, and all configurations."""
+"""Baselines of λDNN on the same functions: naive, a stand-in for Siren, and all configurations."""
 
 import math
 import random

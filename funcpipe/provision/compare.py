@@ -24,7 +24,7 @@ from funcpipe.provision.spotdnn_search import ENUMERATED, Space, exhaustive_sear
 
 WAYS = ("funcpipe", "lambdadnn", "siren-like", "naive", "cynthia-bsp", "cynthia-asp", "spotdnn", "one-machine")
 ORACLES = ("exhaustive-functions", "exhaustive-spot")
-"""Ways that try everything: to compare with, where that is not too much."""
+"""Ways that try all configurations, to compare with where there are not too many."""
 
 _FACTORS = (0.03, 0.06, 0.12, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
 
@@ -33,7 +33,7 @@ Way = Callable[[Goal], Provision]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Inputs:
-    """What the ways plan from. `training` says how FuncPipe trains; its batch, deadline and budget are the job's."""
+    """The inputs of all ways. `training` says how FuncPipe trains; its batch, deadline and budget are the job's."""
 
     profile: ModelProfile
     spec: PlatformSpec
@@ -122,7 +122,7 @@ def goal_of(inputs: Inputs) -> Goal:
 
 
 def with_margin(way: Way, goal: Goal) -> Provision:
-    """What `way` finds for a time early enough to miss the deadline no more often than allowed, or for the deadline."""
+    """Plan by `way` for a time early enough to miss the deadline no more often than allowed, or for the deadline."""
     early_s = aimed_deadline_s(goal.job.deadline_s, goal.job.miss_chance, goal.spread())
     try:
         return way(replace(goal, deadline_s=early_s))
@@ -175,7 +175,7 @@ def fronts(inputs: Inputs, table: ProvisionTable) -> Mapping[str, tuple[Provisio
 
 
 def undominated(found: Sequence[Provision]) -> tuple[Provision, ...]:
-    """Those that are cheaper than all faster ones, the fastest first."""
+    """The provisions that are cheaper than all faster ones, the fastest first."""
     kept: list[Provision] = []
     for one in sorted(found, key=lambda one: (one.seconds, one.usd)):
         if not kept or one.usd < kept[-1].usd:
@@ -192,5 +192,5 @@ def _for_deadlines(way: Way, goal: Goal, base_s: float) -> Iterator[Provision]:
 
 
 def _scaled(profile: ModelProfile) -> tuple[str, ...]:
-    told = "seconds of the profile were scaled from another machine to the functions' vCPUs"
-    return (told,) if profile.estimated else ()
+    note = "seconds of the profile were scaled from another machine to the functions' vCPUs"
+    return (note,) if profile.estimated else ()

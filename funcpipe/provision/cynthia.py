@@ -20,7 +20,7 @@ ASSUMPTION = "Cynthia-style: the paper's text was not available, so the formulas
 
 
 class Mode(Enum):
-    """How workers take part in an update: all together (BSP), or each for itself (ASP)."""
+    """The way workers take part in an update: all together (BSP), or each for itself (ASP)."""
 
     BSP = "bsp"
     ASP = "asp"
@@ -67,7 +67,7 @@ class ClusterWorkload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPrediction:
-    """What `workers` machines of `kind` and `servers` servers are predicted to take."""
+    """The predicted time and cost of `workers` machines of `kind` and `servers` servers."""
 
     kind: WorkerType
     workers: int
@@ -110,7 +110,7 @@ def communication_s(
 
 
 def demand(kind: WorkerType, *, work: ClusterWorkload, server: ServerType) -> tuple[float, float]:
-    """What one worker that computes all the time asks of servers: MB a second, and vCPU."""
+    """The demand on servers of one worker that computes all the time: MB a second, and vCPU."""
     alone_s = work.iteration_vcpu_s / kind.rate_vcpu
     asked_mb_s = 2 * work.model_mb / alone_s
     return asked_mb_s, asked_mb_s * server.vcpu_s_mb
@@ -125,7 +125,7 @@ def utilisation(kind: WorkerType, workers: int, servers: int, *, work: ClusterWo
 
 
 def fed_workers(kind: WorkerType, *, work: ClusterWorkload, server: ServerType) -> float:
-    """How many workers one server feeds before its processors or its network are saturated."""
+    """The workers that one server feeds before its processors or its network are saturated."""
     asked_mb_s, asked_vcpu = demand(kind, work=work, server=server)
     return min(server.network_mb_s / asked_mb_s, server.vcpu / asked_vcpu if asked_vcpu else math.inf)
 
@@ -221,7 +221,7 @@ def cynthia(
 def _chosen(
     goal: Goal, types: Sequence[WorkerType], *, work: ClusterWorkload, server: ServerType, mode: Mode, start_s: float
 ) -> tuple[ClusterPrediction, str]:
-    """What the search finds, or else the cheapest of all clusters of one type, and which of the two it was."""
+    """The result of the search, or else the cheapest of all clusters of one type; and which of the two, in words."""
     found = search(types, work=work, server=server, mode=mode, goal=goal, start_s=start_s)
     if found is not None:
         return found, "the first number of workers that makes it, of the cheapest type"

@@ -1,4 +1,4 @@
-"""Fits the models of a loss to curves of earlier or short runs, with the uncertainty of their coefficients.
+"""Fits of loss models to curves of earlier or short runs, with the uncertainty of their coefficients.
 
 Both models are linear in all but one or two coefficients: those are searched, the others follow by least squares.
 """
@@ -166,7 +166,7 @@ def _minimum(error: Callable[[float], float], top: float, points: int = _GRID) -
 
 
 def _solve(design: Array, values: Array) -> Array:
-    """Least squares, with columns scaled alike."""
+    """Least squares, with columns scaled to one size."""
     scale = np.maximum(np.abs(design).max(axis=0), 1e-300)
     found: Array = np.linalg.lstsq(design / scale, values, rcond=None)[0] / scale
     return found
@@ -175,7 +175,7 @@ def _solve(design: Array, values: Array) -> Array:
 def _uncertainty(jacobian: Array, residuals: Array) -> tuple[Matrix, float]:
     """Covariance of the coefficients and standard deviation of the residuals.
 
-    Residuals of neighbouring steps are alike, so they count as fewer points: n·(1 − ρ)/(1 + ρ), ρ their correlation.
+    Residuals of neighbouring steps correlate, so they count as fewer points: n·(1 − ρ)/(1 + ρ), ρ their correlation.
     """
     points, order = jacobian.shape
     variance = float(residuals @ residuals) / max(points - order, 1)

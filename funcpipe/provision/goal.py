@@ -1,4 +1,4 @@
-"""How much training a job needs: samples of synchronous ways, normalised iterations of asynchronous ones."""
+"""The training that a job needs: samples of synchronous ways, normalised iterations of asynchronous ones."""
 
 import math
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ MODEL_SPREAD = 0.05
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cluster:
-    """What an asynchronous loss depends on, besides iterations: weighted batch, workers, convergence coefficient."""
+    """The cluster that an asynchronous loss depends on: weighted batch, workers, convergence coefficient."""
 
     batch: float
     workers: int
@@ -93,7 +93,7 @@ class Goal:
         return self.loss.loss(steps, workers=cluster.workers, asynchronous=True)
 
     def _progress(self, done: float) -> float:
-        """How much of the training is done, in units of what is left of it now, when the share `done` of that is."""
+        """The progress when the share `done` of the remaining training is done, in units of that remainder."""
         return (1 - self.left + self.left * done) / self.left
 
     def _target(self) -> float:

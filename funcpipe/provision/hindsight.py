@@ -1,10 +1,10 @@
-"""Whether the way that a job was done by was the best of those that were compared, with what is known now.
+"""A check of a job's way in hindsight: was it the best of those compared, by what is known now?
 
 A comparison predicted seconds and dollars of each way, and one of them was run. Now that way has what the run took.
 Each other way has its prediction, corrected by what later runs have taught: of a plan, the seconds of its iterations
 and of its start, as predictions of new plans are; of a way on machines, what runs by the same way have taken beside
 their predictions. Most ways were never run, and have nothing but the model: `Hindsight.modelled` names them. Then the
-same rule recommends again. Only the configurations that were compared are looked at: a way that had known better might
+same rule recommends again. Only the configurations that were compared count: a way that had known better might
 have rented something else.
 
 By hand: funcpipe was recommended with 100 s and $1.00, one-machine had 150 s and $1.20, and there is no deadline. The
@@ -42,7 +42,7 @@ class KnownWay:
 
 
 OBSERVED, CORRECTED, MODELLED = "observed", "corrected", "modelled"
-"""What a `KnownWay` is based on."""
+"""The values of `KnownWay.basis`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,21 +64,21 @@ class Hindsight:
 
     @property
     def is_best(self) -> bool:
-        """Whether the chosen way would be recommended again."""
+        """True if the chosen way would be recommended again."""
         return self.best == self.chosen.way
 
     @property
     def modelled(self) -> tuple[str, ...]:
-        """The ways of which nothing is known but the model."""
+        """The ways that are known only by the model."""
         return tuple(one.way for one in self.known if one.basis == MODELLED)
 
 
 def comparison_of(table: ProvisionTable, *, at_s: float) -> Comparison:
-    """What is filed of a comparison that was made `at_s` seconds after 1970."""
+    """The record of a comparison made `at_s` seconds after 1970."""
     ways = tuple(_compared(one, table) for one in table.provisions)
-    told = [to_plain(table.job), table.model, table.platform, table.market, to_plain(ways), table.recommended]
+    fields = [to_plain(table.job), table.model, table.platform, table.market, to_plain(ways), table.recommended]
     return Comparison(
-        key=_digest(json.dumps(told)),
+        key=_digest(json.dumps(fields)),
         job=table.job,
         model=table.model,
         platform=table.platform,
@@ -108,7 +108,7 @@ def _compared(one: Provision, table: ProvisionTable) -> ComparedWay:
 
 
 def plan_key(plan: Plan) -> str:
-    """The key of a plan, whatever was predicted of it and whoever found it."""
+    """The key of a plan, whatever was predicted of it and whichever search found it."""
     return _digest(to_text(replace(plan, estimate=None, solver=None, request=None)))
 
 
@@ -124,10 +124,10 @@ def _digest(text: str) -> str:
 
 
 def hindsights(history: History) -> tuple[Hindsight, ...]:
-    """Of each comparison that a run has followed, the oldest first, how it looks now.
+    """The hindsight of each comparison that a run has followed, the oldest first.
 
-    Where several runs have, what counts is the newest of the way that was recommended, or else the newest of all; of a
-    way, runs at the place that was predicted for go before others.
+    Of several runs the newest of the recommended way counts, or else the newest of all; of a way, runs at the place
+    that was predicted for go before others.
     """
     found = []
     for comparison in history.comparisons:
@@ -142,7 +142,7 @@ def hindsights(history: History) -> tuple[Hindsight, ...]:
 
 
 def _hindsight(comparison: Comparison, chosen: WayRun, runs: dict[str, WayRun], history: History) -> Hindsight:
-    """`runs` are the newest of each way; of them, those elsewhere tell nothing of their way but if it is `chosen`."""
+    """Assess a comparison; `runs` are the newest of each way, and those elsewhere count only for the `chosen` way."""
     known = []
     for one in comparison.ways:
         run = runs.get(one.way)
@@ -206,7 +206,7 @@ def _iteration_s(one: ComparedWay) -> float:
 
 
 def _runs_of_the_way(one: ComparedWay, history: History, model: str) -> list[Observation]:
-    """What runs of like work by the way of that name, at its place, took after their start, beside predictions."""
+    """The times after the start, beside predictions, of runs of like work by the way of that name at its place."""
     ways = {(c.key, way.way): way for c in history.comparisons if c.model == model for way in c.ways}
     taught = []
     for run in sorted(history.way_runs, key=lambda run: run.at_s):

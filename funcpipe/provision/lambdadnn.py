@@ -18,7 +18,7 @@ _FUNCTIONS = re.compile(r"(\d+)MB \S+")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionWorkload:
-    """What λDNN measures of a model: `rate` is in samples a second of one function, `store` in MB a second.
+    """λDNN's measurements of a model: `rate` is in samples a second of one function, `store` in MB a second.
 
     Both are linear in a function's memory in MB; what storage gives does not grow beyond `store_flat_mb`.
     """
@@ -37,7 +37,7 @@ class FunctionWorkload:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionMarket:
-    """What λDNN knows of the platform: bandwidths, sizes, prices and limits of functions, and the server's price.
+    """λDNN's view of the platform: bandwidths, sizes, prices and limits of functions, and the server's price.
 
     With `lifetime_s`, functions save a checkpoint `margin_s` before they end, and are launched again in `relaunch_s`.
     """
@@ -60,7 +60,7 @@ class FunctionMarket:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionPrediction:
-    """What `functions` functions of `memory_mb` are predicted to take."""
+    """The predicted time and cost of `functions` functions of `memory_mb`."""
 
     functions: int
     memory_mb: int
@@ -110,7 +110,7 @@ def store_bandwidth(memory_mb: int, work: FunctionWorkload, market: FunctionMark
 
 
 def relaunch_count(iterations: float, iteration_s: float, first_s: float, market: FunctionMarket) -> int:
-    """How often all functions are launched again, as whole iterations must fit before their lifetime's margin."""
+    """The relaunches of all functions, as whole iterations must fit before their lifetime's margin."""
     if market.lifetime_s is None:
         return 0
     usable_s = market.lifetime_s - market.margin_s
@@ -127,7 +127,7 @@ def relaunch_count(iterations: float, iteration_s: float, first_s: float, market
 def bounds(
     memory_mb: int, samples: float, deadline_s: float, work: FunctionWorkload, market: FunctionMarket
 ) -> tuple[int, int]:
-    """The fewest and the most functions worth a look, by equations (15) and (14).
+    """The fewest and the most functions to consider, by equations (15) and (14).
 
     Raises Infeasible if the target is unreachable at this memory: b_g·κ ≤ μ, which the paper does not guard.
     """

@@ -17,7 +17,7 @@ from funcpipe.provision.goal import Goal
 from funcpipe.provision.result import provision, what_binds
 
 JobEstimator = Callable[[Plan, int], JobEstimate]
-"""What so many steps by a plan take: `client.job_estimate`, which this room may not import."""
+"""An estimator of a job of so many steps by a plan: `client.job_estimate`, which is not importable from here."""
 
 _ROUNDS = 6
 _SEARCH_S, _FRONT_S = 15.0, 40.0

@@ -62,5 +62,5 @@ def curve(goal: Goal, *, seconds: float, start_s: float, usd: float, cluster: Cl
 
 
 def what_binds(seconds: float, deadline_s: float) -> str:
-    """Whether the deadline leaves a slower, cheaper configuration no room."""
+    """Return what binds: the deadline, if it leaves a slower, cheaper configuration no room."""
     return "deadline" if not math.isinf(deadline_s) and seconds > 0.9 * deadline_s else "price"

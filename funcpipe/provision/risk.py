@@ -1,4 +1,4 @@
-"""How likely a deadline is missed: the spread of the predicted time, and machines that are taken back."""
+"""The chance to miss a deadline: the spread of the predicted time, and machines that are taken back."""
 
 import math
 from statistics import NormalDist
@@ -6,11 +6,11 @@ from statistics import NormalDist
 from funcpipe.core.market import MONTH_S, Machine
 
 _MOST_LOSSES = 40
-"""So many losses of machines are looked at; more are as good as a miss."""
+"""The largest number of lost machines that is considered; more count as a miss."""
 
 
 def loss_rate_s(machine: Machine) -> float:
-    """How often one spot machine of this type is taken back, per second: a Poisson process by its monthly chance."""
+    """The rate of losing one spot machine of this type, per second: a Poisson process by its monthly chance."""
     monthly = min(machine.interruption or 0.0, 0.999)
     return -math.log1p(-monthly) / MONTH_S
 

@@ -59,12 +59,12 @@ class SpotSystem:
 
 
 Counts = tuple[int, ...]
-"""How many machines of each type."""
+"""The number of machines of each type."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpotPrediction:
-    """What `counts` machines of each type are predicted to take; `usd` is what a search compares."""
+    """The predicted time and cost of `counts` machines of each type; searches compare `usd`."""
 
     counts: Counts
     seconds: float

@@ -24,7 +24,7 @@ from funcpipe.provision.spotdnn import (
 )
 
 ENUMERATED = 20_000
-"""Up to so many combinations are all tried where the search has found nothing."""
+"""The most combinations that are all tried where the search has found nothing."""
 
 _STARTS = 6
 
@@ -54,12 +54,12 @@ class Space:
         return self._known[counts]
 
     def makes_it(self, found: SpotPrediction | None) -> bool:
-        """Whether that meets the deadline."""
+        """Return True if `found` meets the deadline."""
         return found is not None and found.seconds <= self.goal.deadline_s
 
     @property
     def size(self) -> int:
-        """How many combinations there are."""
+        """The number of combinations."""
         return math.prod(most - have + 1 for most, have in zip(self.quotas, self.existing, strict=True))
 
     def all_counts(self) -> Iterator[Counts]:
@@ -153,7 +153,7 @@ def replan(
     remaining_s: float,
     overhead_s: float = 30.0,
 ) -> Provision:
-    """What to rent beside `survivors` after a revocation, when the share `done` of the normalised work is done.
+    """The machines to rent beside `survivors` after a revocation, when the share `done` of the normalised work is done.
 
     Machines that join take `overhead_s`, below 30 s in the paper; the goal's deadline becomes what remains of it.
     """

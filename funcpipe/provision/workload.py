@@ -1,4 +1,4 @@
-"""From a profile and a market to what each way's model takes. What is not measured is an assumption, and says so."""
+"""Workloads of each way's model, from a profile and a market. Values that are not measured are marked assumptions."""
 
 import math
 from collections.abc import Sequence
@@ -42,7 +42,7 @@ class ModelWorkload:
 
     @property
     def memory_mb(self) -> float:
-        """What training with one micro-batch at a time needs."""
+        """The memory for training with one micro-batch at a time, in MB."""
         return self.fixed_mb + self.micro_batch * self.sample_memory_mb
 
     def batch_in(self, memory_mb: float) -> int:
@@ -52,7 +52,7 @@ class ModelWorkload:
 
 
 def model_workload(profile: ModelProfile, spec: PlatformSpec, optimizer: OptimizerKind) -> ModelWorkload:
-    """What the profile says of training the whole model; the rate is that of the largest size, by its vCPUs."""
+    """The workload of training the whole model; the rate is that of the largest size, by its vCPUs."""
     known = {size.name: size for size in spec.sizes}
     column, size = max(
         ((i, known[name]) for i, name in enumerate(profile.sizes) if name in known), key=lambda pair: pair[1].vcpu
