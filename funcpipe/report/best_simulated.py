@@ -1,7 +1,7 @@
-"""The best of a few plans by simulation, where the closed form cannot tell them apart.
+"""The best of a few plans by simulation, where the closed form cannot rank them.
 
-The closed form is a few per cent off the simulator: it takes lanes to be even, and knows nothing of how transfers wait
-for each other. Plans that lie closer together than that are better compared by playing an iteration of each.
+The closed form is a few per cent off the simulator: it takes lanes to be even, and ignores that transfers wait for each
+other. Plans that lie closer together than that are better compared by simulating an iteration of each.
 """
 
 from dataclasses import replace

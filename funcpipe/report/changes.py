@@ -1,4 +1,4 @@
-"""What could be changed in a plan, each change priced by the cost model."""
+"""Possible changes of a plan, each priced by the cost model."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ class Change:
 
     @property
     def is_better(self) -> bool:
-        """Whether it saves time or money, by more than rounding."""
+        """True if it saves time or money, by more than rounding."""
         return self.more_s < -1e-9 or self.more_usd < -1e-12
 
 

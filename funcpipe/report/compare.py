@@ -1,4 +1,4 @@
-"""Compares a predicted with an observed trace of one plan, stage by stage and lane by lane."""
+"""A comparison of a predicted with an observed trace of one plan, stage by stage and lane by lane."""
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping
@@ -13,7 +13,7 @@ from funcpipe.errors import PlanError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneUse:
-    """How one lane of a stage's functions spends an iteration; means over the replicas.
+    """The use of one lane of a stage's functions in an iteration; means over the replicas.
 
     What it does at once counts once, as several transfers may be open. `idle_s` is the rest of the iteration, the
     bubbles. `usd` is what the lane costs for all replicas: the time of the functions, including `idle_usd` for bubbles,
@@ -95,7 +95,7 @@ def typical_step(observed: Trace) -> Trace:
 
 
 def typical_iteration_s(observed: Trace) -> float:
-    """How long an observed iteration lasts: from the end of one step to the end of the next, the median."""
+    """The median time of an observed iteration, from the end of one step to the end of the next."""
     return _iteration_s(observed, full_steps(observed))
 
 
@@ -116,7 +116,7 @@ def _iteration_s(trace: Trace, steps: tuple[int, ...]) -> float:
 
 
 def _use(trace: Trace, steps: tuple[int, ...], iteration_s: float) -> Mapping[tuple[int, Resource], LaneUse]:
-    """How each stage uses each lane: mean over replicas, median over `steps`."""
+    """The use of each lane by each stage: mean over replicas, median over `steps`."""
     events: dict[tuple[int, Resource], dict[int, list[Event]]] = defaultdict(lambda: defaultdict(list))
     replicas: dict[int, set[int]] = defaultdict(set)
     for event in trace.events:

@@ -1,4 +1,4 @@
-"""Which kind of document a file is."""
+"""The kind of a document."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Predicts an iteration of a plan: the cost model says how long each task takes, the simulator plays them."""
+"""Predictions of an iteration: the cost model gives each task's time, the simulator runs the tasks."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -62,7 +62,7 @@ def forecast(
     disturbances: Disturbances = UNDISTURBED,
     clipped: bool = False,
 ) -> Timeline:
-    """When each task of one iteration of `plan` runs; contention and shared limits come from `spec`.
+    """The times of all tasks of one iteration of `plan`; contention and shared limits come from `spec`.
 
     With `clipped`, gradients are clipped by their norm, so all stages exchange norms before they update. Raises
     PlanError unless plan, profile and platform belong together.
@@ -97,7 +97,7 @@ def step_shape(plan: Plan, profile: ModelProfile, *, clipped: bool = False) -> S
 
 
 def _loading(plan: Plan, profile: ModelProfile) -> Loading | None:
-    """What a step loads that is one of many; None where loading was not measured."""
+    """The loading of a step that is one of many; None where it was not measured."""
     if profile.data is None:
         return None
     stages = [number for number, stage in enumerate(plan.stages) if profile.loads_data(stage.first, stage.stop)]

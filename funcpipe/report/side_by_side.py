@@ -14,7 +14,7 @@ from funcpipe.report.time_use import time_use
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideBySide:
-    """Of each of `names`, in the same order, the values of a quantity; "" where one is not known."""
+    """The values of a quantity for each of `names`, in the same order; "" where one is not known."""
 
     names: tuple[str, ...]
     rows: Mapping[str, tuple[str, ...]]

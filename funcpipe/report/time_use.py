@@ -44,7 +44,7 @@ def time_use(trace: Trace) -> tuple[StageUse, ...]:
 
 
 def account(finished: FinishedRun) -> tuple[StageUse, ...]:
-    """Divide all that the functions of a run lived among the uses: together they are the functions on its bill.
+    """Divide the lifetimes of all functions of a run among the uses: together they are the functions on its bill.
 
     Functions say themselves what their time went to; what the others were billed for is lost. Nothing for a run whose
     functions did not say so.
@@ -64,7 +64,7 @@ def account(finished: FinishedRun) -> tuple[StageUse, ...]:
 
 
 def _unreported(bill: Bill, stages: tuple[StageUse, ...]) -> Iterator[StageUse]:
-    """What is on the bill and in no report."""
+    """The functions that are on the bill and in no report."""
     left_s = bill.function_seconds - sum(sum(stage.seconds.values()) for stage in stages)
     left_usd = bill.compute_usd - sum(sum((stage.usd or {}).values()) for stage in stages)
     if left_s > 1e-6 * bill.function_seconds:

@@ -25,8 +25,8 @@ def bill_section(material: Material) -> Section | None:
         parts.append(paragraph(f"{bill.prices_note[0].upper()}{bill.prices_note[1:]}.", kind="note"))
     if bill.earlier_usd:
         earlier = len(finished.losses) - steps
-        told = f"Before it was resumed, the run had cost {usd(bill.earlier_usd)}"
-        parts.append(paragraph(f"{told} for {counted(earlier, 'step')}." if earlier else f"{told}.", kind="note"))
+        note = f"Before it was resumed, the run had cost {usd(bill.earlier_usd)}"
+        parts.append(paragraph(f"{note} for {counted(earlier, 'step')}." if earlier else f"{note}.", kind="note"))
     unlike = "; what the client downloads is not" if bill.traffic_usd else ""
     parts.append(
         paragraph(f"The estimate is that of an iteration, times the steps; start-up is in it as overhead{unlike}.")

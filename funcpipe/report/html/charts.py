@@ -1,4 +1,4 @@
-"""Empty figures of the plotting library, alike on all pages, and the colours of what is drawn in them."""
+"""Empty figures of the plotting library, the same on all pages, and their colours."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -52,7 +52,7 @@ def chart(*, height: int, label: str = "", tools: str = "", **options: Any) -> A
 
 
 def set_hover(drawn: Any, tooltips: Sequence[tuple[str, str]], renderers: Sequence[Any] | None = None) -> None:
-    """What the hover tool of a figure shows, and over which of its glyphs; None: over all."""
+    """Set the texts of a figure's hover tool, for the glyphs `renderers`, by default all."""
     tool = next(tool for tool in drawn.toolbar.tools if type(tool).__name__ == "HoverTool")
     tool.tooltips = list(tooltips)
     if renderers is not None:

@@ -1,4 +1,4 @@
-"""What a report was made with, and what the run was made of."""
+"""The versions that a report was made with, and the parts of the run."""
 
 import platform
 from collections.abc import Iterator
@@ -30,11 +30,11 @@ def _rows(material: Material) -> Iterator[tuple[str, str]]:
         yield "losses are means over", record.loss_over or "samples"
     if material.finished is not None:
         used = sorted({report.instructions for report in material.finished.workers if report.instructions})
-        yield "processor instructions", ", ".join(used) or "not told"
+        yield "processor instructions", ", ".join(used) or "unknown"
         yield "run took", f"{material.finished.elapsed_s:,.1f} s"
     if material.plan is not None:
         plan = material.plan
-        yield "planned for", plan.platform or "not told"
+        yield "planned for", plan.platform or "unknown"
         yield "computes in", plan.precision.value
         yield "travels in", ", ".join(wire.value for wire in plan.wires) + " (activations, gradients, sums)"
     if material.spec is not None:

@@ -1,4 +1,4 @@
-"""What a page is made from: whichever of plan, profile, platform, traces and results there are."""
+"""The material of a page: whichever of plan, profile, platform, traces and results there are."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -33,7 +33,7 @@ _DOCUMENTS: dict[str, tuple[str, Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Material:
-    """What is known of a run or a plan; None is what is not. `finished` is what a run left, `record` describes it."""
+    """The known parts of a run or a plan, or None. `finished` is the outcome of a run, `record` describes it."""
 
     plan: Plan | None = None
     profile: ModelProfile | None = None
@@ -54,7 +54,7 @@ class Material:
 
     @property
     def estimate(self) -> Estimate | None:
-        """What an iteration is predicted to take: as the plan says, or by its profile and platform."""
+        """The predicted cost of an iteration: the plan's, or by its profile and platform."""
         if self.plan is None or self.plan.estimate is not None:
             return None if self.plan is None else self.plan.estimate
         if self.profile is None or self.spec is None:
@@ -82,7 +82,7 @@ def read_material(paths: Sequence[str]) -> Material:
 
 
 def merged(first: Material, second: Material) -> Material:
-    """What either of them has; raises InputError for what both have."""
+    """Merge two materials; raises InputError for what both have."""
     both = [f.name for f in fields(Material) if getattr(first, f.name) and getattr(second, f.name)]
     if both:
         raise InputError(f"there are two of: {', '.join(both)}; name each once")

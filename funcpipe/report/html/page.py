@@ -65,7 +65,7 @@ def _file(name: str) -> str:
 
 
 def _lead(material: Material) -> str:
-    """What the page is about, in a line."""
+    """The subject of the page, in a line."""
     kinds = {"observed": material.observed, "predicted": material.predicted}
     traces = " and ".join(kind for kind, trace in kinds.items() if trace is not None)
     model = "" if material.plan is None else f"{material.plan.model or 'model'} on {material.plan.platform}"

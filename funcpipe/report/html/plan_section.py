@@ -15,7 +15,7 @@ _PARTS = (
     ("waste", "waste_bytes", "#d9534f"),
     ("data", "data_bytes", "#b08900"),
 )
-"""What fills a function's memory: the field of a StageEstimate, and a colour."""
+"""The parts of a function's memory: the field of a StageEstimate, and a colour."""
 
 
 def plan_section(material: Material) -> Section | None:
@@ -119,18 +119,18 @@ def _memory(plan: Plan, estimate: Estimate) -> Drawing:
     drawn = chart(height=90 + 34 * len(rows), label="MB in one function", tools="hover", y_range=rows[::-1])
     filled = {name: [getattr(s, field) / MB for s in estimate.stages] for name, field, _ in _PARTS}
     limits = [stage.memory_mb for stage in plan.stages]
-    shown = [part for part in _PARTS if any(filled[part[0]])]
+    present = [part for part in _PARTS if any(filled[part[0]])]
     drawn.hbar(y=rows, right=limits, height=0.82, fill_color="#8f9aa6", fill_alpha=0.16, line_color="#8f9aa6")
     bars = drawn.hbar_stack(
-        [name for name, _, _ in shown],
+        [name for name, _, _ in present],
         y="stage",
         height=0.52,
-        color=[colour for _, _, colour in shown],
-        source={"stage": rows, **{name: filled[name] for name, _, _ in shown}},
+        color=[colour for _, _, colour in present],
+        source={"stage": rows, **{name: filled[name] for name, _, _ in present}},
     )
     set_hover(drawn, [("", "$name: @$name{0,0} MB")], bars)
     drawn.x_range.start = 0
-    legend = tuple((name, colour) for name, _, colour in shown)
+    legend = tuple((name, colour) for name, _, colour in present)
     return Drawing(
         figure=drawn,
         legend=legend,

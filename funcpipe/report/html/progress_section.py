@@ -48,7 +48,7 @@ def progress_section(material: Material) -> Section | None:
 
 
 def marks(trace: Trace | None, finished: FinishedRun | None) -> tuple[Mark, ...]:
-    """The steps with which later attempts of workers began, as they reported; else as far as the trace shows them.
+    """The steps with which later attempts of workers began, as they reported; else as in the trace.
 
     A trace has the last steps of each attempt: its first step there is where it began only if the worker did the one
     before in another attempt.

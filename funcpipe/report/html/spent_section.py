@@ -56,7 +56,7 @@ def _advice(uses: Sequence[StageUse]) -> str:
 
 
 def _on_the_bill(bill: Bill) -> str:
-    """Where the sums of the table are on the bill."""
+    """The place of the table's sums on the bill."""
     return paragraph(
         f"The bill has the same {seconds(bill.function_seconds)} of {counted(bill.functions, 'function')}, for "
         f"{usd(bill.compute_usd)}.",
@@ -68,19 +68,19 @@ def _shares(uses: Sequence[StageUse], source: str) -> Drawing:
     rows = [_name(use) for use in uses]
     drawn = chart(height=90 + 34 * len(rows), label="share of the stage's function time, %", y_range=rows[::-1])
     wholes = [sum(stage.seconds.values()) or 1.0 for stage in uses]
-    shown = [use for use in Use if any(stage.seconds[use] for stage in uses)]
+    used = [use for use in Use if any(stage.seconds[use] for stage in uses)]
     columns = {
-        use.name: [100 * stage.seconds[use] / whole for stage, whole in zip(uses, wholes, strict=True)] for use in shown
+        use.name: [100 * stage.seconds[use] / whole for stage, whole in zip(uses, wholes, strict=True)] for use in used
     }
     drawn.hbar_stack(
-        [use.name for use in shown],
+        [use.name for use in used],
         y="stage",
         height=0.6,
-        color=[_COLOURS[use] for use in shown],
+        color=[_COLOURS[use] for use in used],
         source={"stage": rows, **columns},
     )
     drawn.x_range.start, drawn.x_range.end = 0, 100
-    legend = tuple((use.value, _COLOURS[use]) for use in shown)
+    legend = tuple((use.value, _COLOURS[use]) for use in used)
     return Drawing(figure=drawn, legend=legend, caption=f"How the functions of each stage spent their time ({source}).")
 
 
@@ -89,22 +89,22 @@ def _name(use: StageUse) -> str:
 
 
 def _table(uses: Sequence[StageUse], where: str) -> str:
-    shown = [use for use in Use if use in IN_STEPS or any(stage.seconds[use] for stage in uses)]
+    used = [use for use in Use if use in IN_STEPS or any(stage.seconds[use] for stage in uses)]
     rows = []
     for stage in uses:
-        rows.append((_name(stage), *_sums([stage.seconds], shown, seconds)))
+        rows.append((_name(stage), *_sums([stage.seconds], used, seconds)))
         if stage.usd is not None:
-            rows.append((f"{_name(stage)}, price", *_sums([stage.usd], shown, usd)))
+            rows.append((f"{_name(stage)}, price", *_sums([stage.usd], used, usd)))
     if len(uses) > 1:
-        rows.append(("all", *_sums([stage.seconds for stage in uses], shown, seconds)))
+        rows.append(("all", *_sums([stage.seconds for stage in uses], used, seconds)))
         prices = [stage.usd for stage in uses if stage.usd is not None]
-        rows += [("all, price", *_sums(prices, shown, usd))] if prices else []
-    return table(f"Function time and its price, {where}", ("stage", *(use.value for use in shown), "all"), rows)
+        rows += [("all, price", *_sums(prices, used, usd))] if prices else []
+    return table(f"Function time and its price, {where}", ("stage", *(use.value for use in used), "all"), rows)
 
 
-def _sums(values: Sequence[Mapping[Use, float]], shown: Sequence[Use], text: Callable[[float], str]) -> Iterator[str]:
+def _sums(values: Sequence[Mapping[Use, float]], used: Sequence[Use], text: Callable[[float], str]) -> Iterator[str]:
     """The cells of a row: the sums of `values` by use, and of all."""
-    sums = [sum(of_stage[use] for of_stage in values) for use in shown]
+    sums = [sum(of_stage[use] for of_stage in values) for use in used]
     return map(text, (*sums, sum(sums)))
 
 
@@ -128,6 +128,6 @@ def _changes(plan: Plan, found: Sequence[Change]) -> str:
 
 
 def _rate(change: Change) -> str:
-    """What an hour costs that is saved, or earns that is given."""
+    """The price of an hour saved, or the gain from an hour given."""
     hourly = abs(change.more_usd / change.more_s) * 3600 if change.more_s else 0.0
     return f"{'costs' if change.more_s < 0 else 'saves'} {usd(hourly)} an hour of training"

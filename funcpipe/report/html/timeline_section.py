@@ -22,10 +22,10 @@ def timeline_section(material: Material) -> Section | None:
     traces = [trace for trace in (material.observed, material.predicted) if trace is not None and trace.events]
     if not traces:
         return None
-    shown = [traces[0].from_zero()]
+    traced = [traces[0].from_zero()]
     if len(traces) == 2:
-        shown.append(_repeated(traces[1].from_zero(), shown[0]))
-    return Section(name="timeline", title="Timeline", parts=(_timeline(shown, both=len(traces) == 2),))
+        traced.append(_repeated(traces[1].from_zero(), traced[0]))
+    return Section(name="timeline", title="Timeline", parts=(_timeline(traced, both=len(traces) == 2),))
 
 
 def _timeline(traces: Sequence[Trace], *, both: bool) -> Drawing:
@@ -40,8 +40,8 @@ def _timeline(traces: Sequence[Trace], *, both: bool) -> Drawing:
     bands = ((-0.42, 0.1), (0.12, 0.42)) if both else ((-0.4, 0.4),)
     for trace, (top, bottom) in zip(traces, bands, strict=True):
         _bars(drawn, trace, lanes, top, bottom)
-    shown = (("task", "@task"), ("from", "@left{0.0000} s to @right{0.0000} s"), ("", "$name, @bytes{0,0} bytes"))
-    set_hover(drawn, shown)
+    tooltips = (("task", "@task"), ("from", "@left{0.0000} s to @right{0.0000} s"), ("", "$name, @bytes{0,0} bytes"))
+    set_hover(drawn, tooltips)
     source = traces[0].source.value
     said = (
         "Of each lane, the upper bar is what was observed, the lower one what was predicted for that step, from the "
