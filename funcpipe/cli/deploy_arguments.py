@@ -55,7 +55,7 @@ def add_deploy(verbs: Any) -> None:
     verb.add_argument(
         "--no-watchdog",
         action="store_true",
-        help="leave out the function that restarts workers of detached runs when nobody else does",
+        help="leave out the function that restarts workers of detached runs when no client does",
     )
     verb.add_argument(
         "--template-only",

@@ -25,7 +25,7 @@ from funcpipe.platforms.shared.package import read_requirements
 
 
 class Cloud(Protocol):
-    """What the verbs ask of a cloud; `spec` is its specification."""
+    """The operations of a cloud that the verbs need; `spec` is its specification."""
 
     spec: str
 
@@ -33,16 +33,16 @@ class Cloud(Protocol):
         """The deployment's form of record."""
 
     def deployer_policy(self, options: argparse.Namespace) -> str:
-        """The rights that who deploys needs, as JSON."""
+        """The rights that deploying needs, as JSON."""
 
     def deploy(self, options: argparse.Namespace) -> Any:
-        """Create or update it; what exists afterwards, a dataclass with `keeping_text`."""
+        """Create or update it; return what exists, a dataclass with `keeping_text`."""
 
     def destroy(self, options: argparse.Namespace) -> None:
         """Remove it."""
 
     def logs(self, options: argparse.Namespace, since_s: float) -> Iterator[str]:
-        """What functions and builds have written since a time."""
+        """The lines that functions and builds have written since a time."""
 
 
 class Aws:
@@ -127,7 +127,7 @@ class Aliyun:
         return tool_template(shape, region=region, image=image, role=role, storage=storage)
 
     def deployer_policy(self, options: argparse.Namespace) -> str:
-        """None is kept."""
+        """Raise InputError: no policy is kept."""
         raise InputError("--print-deployer-policy is for aws only; docs/aliyun.md says what is needed here")
 
     def deploy(self, options: argparse.Namespace) -> Any:
@@ -181,7 +181,7 @@ CLOUDS: dict[str, Callable[[], Cloud]] = {"aws": Aws, "aliyun": Aliyun}
 
 
 def deploy(options: argparse.Namespace) -> None:
-    """Set up a deployment, or write its template, or print which rights that needs."""
+    """Set up a deployment, write its template, or print the rights that it needs."""
     if options.cloud == SKY:
         write_sky_file(options)
         return
@@ -197,9 +197,9 @@ def deploy(options: argparse.Namespace) -> None:
         return
     found = cloud.deploy(options)
     prices = load_spec(f"{cloud.spec}?region={found.region}")
-    shown = {**dataclasses.asdict(found), "keeping": found.keeping_text(prices)}
-    lines = [f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in shown.items()]
-    render.show(options.json, render.as_json(shown), lambda console: console.print("\n".join(lines)))
+    fields = {**dataclasses.asdict(found), "keeping": found.keeping_text(prices)}
+    lines = [f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in fields.items()]
+    render.show(options.json, render.as_json(fields), lambda console: console.print("\n".join(lines)))
 
 
 def destroy(options: argparse.Namespace) -> None:

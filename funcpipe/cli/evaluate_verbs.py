@@ -29,7 +29,7 @@ def evaluate(options: argparse.Namespace) -> None:
 
 
 def predict(options: argparse.Namespace) -> None:
-    """Write what a model puts out in eval mode."""
+    """Write the outputs of a model in eval mode."""
     from safetensors.torch import save_file
 
     pipe, settings = _model(options, "own")
@@ -53,7 +53,7 @@ def check_validation(options: argparse.Namespace) -> None:
 
 
 def validation_of(options: argparse.Namespace) -> Validation | None:
-    """How `train` validates, if it does."""
+    """The validation of `train`, if there is one."""
     if options.validation_data is None:
         return None
     return Validation(
@@ -80,7 +80,7 @@ def metrics_of(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _model(options: argparse.Namespace, loss: str) -> "tuple[FuncPipe, dict[str, Any]]":
-    """The model, and what `evaluate` and `predict` take alike."""
+    """The model, and the common arguments of `evaluate` and `predict`."""
     plan = read(Plan, options.plan)
     check_names({"the model": options.model, "--data": options.data})
     check_names({} if loss == "own" else {"--loss": loss})

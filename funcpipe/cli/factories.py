@@ -1,4 +1,4 @@
-"""The user's own code, named on the command line as MODULE:FACTORY: found, called, and its mistakes told apart."""
+"""The user's own code, named on the command line as MODULE:FACTORY: found, called, and its errors classified."""
 
 import importlib
 import importlib.util
@@ -25,7 +25,7 @@ def check_names(names: dict[str, str]) -> None:
         module, _, name = text.partition(":")
         if not module or not name:
             raise InputError(f"{option}: {text!r} must read MODULE:FACTORY, such as my_model:make")
-        _look_here()
+        _search_here()
         top = module.partition(".")[0]
         _check_hides_none(option, top)
         if top not in sys.modules and importlib.util.find_spec(top) is None:
@@ -33,7 +33,7 @@ def check_names(names: dict[str, str]) -> None:
 
 
 def load_factory(text: str) -> Any:
-    """What `MODULE:NAME` names; modules are looked up in the current folder first. Raises InputError."""
+    """Return the object `MODULE:NAME`; modules are searched in the current folder first. Raises InputError."""
     module_name, _, name = text.partition(":")
     if not module_name or not name:
         raise InputError(f"{text!r} must read MODULE:FACTORY, such as my_model:make")
@@ -81,7 +81,7 @@ def make_sample(text: str) -> Any:
 
 
 def made(text: str, wanted: str) -> Any:
-    """What the factory named `text` returns, which is called without arguments; raises InputError where it fails."""
+    """Call the factory named `text` without arguments, and return its value; raises InputError if it fails."""
     factory = load_factory(text)
     nn = sys.modules.get("torch.nn")
     if nn is not None and isinstance(factory, nn.Module):
@@ -110,7 +110,7 @@ def _check_hides_none(what: str, name: str) -> None:
 
 
 def _imported(text: str, module_name: str) -> ModuleType:
-    _look_here()
+    _search_here()
     _check_hides_none(text, module_name.partition(".")[0])
     try:
         return importlib.import_module(module_name)
@@ -121,7 +121,7 @@ def _imported(text: str, module_name: str) -> ModuleType:
 
 
 def _raised(error: BaseException) -> str:
-    """What `error` was, and in which line of the user's code."""
+    """`error` as text, with the line of the user's code."""
     said = f"raised {error_text(error)}".rstrip(": ")
     frames = traceback.extract_tb(error.__traceback__)
     own = [
@@ -130,8 +130,8 @@ def _raised(error: BaseException) -> str:
     return f"{said} ({own[-1].filename}, line {own[-1].lineno})" if own else said
 
 
-def _look_here() -> None:
-    """Let modules of the current folder be found: before installed ones, and after Python's own, which torch needs."""
+def _search_here() -> None:
+    """Put the current folder on the search path: before installed ones, and after Python's own, which torch needs."""
     here, python = os.getcwd(), os.path.dirname(os.__file__)
     others = [folder for folder in sys.path if folder != here]
     last = max((i for i, folder in enumerate(others) if folder in (python, f"{python}/lib-dynload")), default=-1)

@@ -30,7 +30,7 @@ _OUTPUTS: dict[str, dict[str, str]] = {
     "platforms": {"output": "platform"},
     "deploy": {"template_only": ""},
 }
-"""Of each verb the options that name files to write, and the kind of document, if it is one."""
+"""The options of each verb that name files to write, and the kind of document, if it is one."""
 
 _PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".eps", ".ps", ".webp")
 
@@ -48,7 +48,7 @@ def check_outputs(options: argparse.Namespace) -> None:
         check_writable([path])
         if name == "figure" and not path.lower().endswith(_PICTURES):
             raise InputError(f"{path} cannot be drawn: its name must end with {', '.join(_PICTURES)}")
-        if os.path.realpath(path) in inputs and not (kind and _kind_of(path) == kind):  # which is no input, as is told
+        if os.path.realpath(path) in inputs and not (kind and _kind_of(path) == kind):  # which is no input
             raise InputError(f"{path} is read by this command and would be lost: write to another file")
         if os.path.realpath(path) in written:
             raise InputError(f"{path} is named twice as an output: {written[os.path.realpath(path)]} and {name}")
@@ -70,7 +70,7 @@ def write_file(write_to: Callable[[str], object], path: str) -> None:
         write_to(path)
         if stat.S_ISREG(before.st_mode) and os.stat(path).st_mode != before.st_mode:
             os.chmod(path, stat.S_IMODE(before.st_mode))
-    except BaseException as error:  # whatever ends it, such as nothing to draw, leaves no empty file
+    except BaseException as error:  # an error, such as nothing to draw, leaves no empty file
         if is_new and not os.path.islink(path):
             with contextlib.suppress(FileNotFoundError):
                 os.remove(path)
@@ -106,7 +106,7 @@ def _check_replaced(path: str, kind: str) -> None:
 
 
 def _kind_of(path: str) -> str:
-    """Which document of funcpipe the file is; empty if it is none."""
+    """The kind of funcpipe document that the file is; empty if it is none."""
     if not os.path.isfile(path):
         return ""
     with open(path, "rb") as file:

@@ -1,4 +1,4 @@
-"""The verb history, and what other verbs add to their predictions: what is observed here."""
+"""The verb history, and the observations that other verbs add to their predictions."""
 
 import argparse
 import json
@@ -27,27 +27,27 @@ def history(options: argparse.Namespace) -> None:
     found = known(everything.observations)
     from funcpipe.provision.hindsight import hindsights
 
-    looked_back = hindsights(everything)
+    in_hindsight = hindsights(everything)
     if options.figure:
         from funcpipe.history.plot import plot_errors
 
         write_file(partial(plot_errors, errors(everything.observations)), options.figure)
-    counted = [one for one in looked_back if one.counts]
+    counted = [one for one in in_hindsight if one.counts]
     best = {"jobs": len(counted), "best": sum(one.is_best for one in counted)}
     summary: dict[str, Any] = {"history": None if path is None else str(path), "known": found}
-    summary |= {"chosen_way_best_in_hindsight": best, "hindsight": looked_back}
-    render.show(options.json, render.as_json(summary), partial(_history, found, looked_back, path))
+    summary |= {"chosen_way_best_in_hindsight": best, "hindsight": in_hindsight}
+    render.show(options.json, render.as_json(summary), partial(_history, found, in_hindsight, path))
 
 
 def _history(
-    found: "Sequence[Known]", looked_back: "Sequence[Hindsight]", path: Path | None, console: "Console"
+    found: "Sequence[Known]", in_hindsight: "Sequence[Hindsight]", path: Path | None, console: "Console"
 ) -> None:
     render.history(found, path, console)
-    render.hindsight(looked_back, console)
+    render.hindsight(in_hindsight, console)
 
 
 def observed_here(plans: Sequence[Plan], ran_on: str | None = None) -> tuple[tuple[ObservedIteration, ...], ...]:
-    """Of each plan, an iteration as like work took it at the plan's platform, or where `ran_on` says; else nothing."""
+    """For each plan, an iteration as observed of like work at its platform, or at `ran_on`; left out without any."""
     observations = read_history()
     found = (as_observed(plan, observations, ran_on=ran_on) for plan in plans)
     return tuple(() if one is None else (one,) for one in found)

@@ -1,4 +1,4 @@
-"""What Ctrl-C did to a run, and the commands that go on from there.
+"""The effect of Ctrl-C on a run, and the commands that go on from there.
 
 Only the client knows whether it started a run or watched one that another process had started: it raises
 RunInterrupted, which says so. Any other KeyboardInterrupt came before a run began, or after it had ended.
@@ -17,7 +17,7 @@ def what_happened(interrupt: KeyboardInterrupt) -> str:
 
 
 def _of_run(interrupt: BaseException | None) -> RunInterrupted | None:
-    """What was said of the run, also where a second Ctrl-C came while this command closed what it had opened."""
+    """The RunInterrupted behind `interrupt`, also where a second Ctrl-C came while this command cleaned up."""
     while interrupt is not None and not isinstance(interrupt, RunInterrupted):
         interrupt = interrupt.__context__
     return interrupt

@@ -1,4 +1,4 @@
-"""The job file funcpipe.toml: what would be said to every verb again, said once.
+"""The job file funcpipe.toml: options for all verbs, in one place.
 
 Its tables are `model`, `data`, `platform`, `plan` and `training`. A key is the name of an option, such as
 `global-batch`, or one of `_PLACES`; a value is read as on the command line, by the option's own type. Options on the
@@ -82,7 +82,7 @@ _NOT_HERE = {
     "dry_run",
     "yes",
 }
-"""What is said about one command, not about a job."""
+"""Options of one command, which a job file cannot have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class _Given:
 
 
 def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse.Namespace:
-    """What `arguments` and the job file say together. Raises InputError for a file that cannot be used."""
+    """Parse `arguments` together with the job file. Raises InputError for a file that cannot be used."""
     verbs = verbs_of(parser)
     verb = arguments[0] if arguments else ""
     path = _path_of(arguments)
@@ -150,7 +150,7 @@ def _read(path: str) -> Mapping[str, Mapping[str, Any]]:
 def _values(
     verbs: Mapping[str, argparse.ArgumentParser], tables: Mapping[str, Mapping[str, Any]], path: str
 ) -> Mapping[str, dict[str, _Given]]:
-    """Of each verb, its arguments that the file sets. All are checked, whichever verb was called."""
+    """The arguments that the file sets, by verb. All are checked, whichever verb was called."""
     found: dict[str, dict[str, _Given]] = {verb: {} for verb in verbs}
     for (table, key), value in _DEFAULTS.items():
         for verb, action in _actions(verbs, table)[key]:

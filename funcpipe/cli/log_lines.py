@@ -28,7 +28,7 @@ def run_lines(run: str, *, platform: str | None, storage: str | None) -> tuple[L
 
 
 def is_wanted(line: LogLine, *, worker: str | None, level: str | None) -> bool:
-    """Whether a line is of `worker`, and at least of `level`."""
+    """Return True if a line is of `worker`, and at least of `level`."""
     name = "INFO" if line.level == PRINTED else line.level
     least = 0 if level is None else logging.getLevelNamesMapping()[level.upper()]
     return worker in (None, line.worker) and logging.getLevelNamesMapping().get(name, logging.INFO) >= least

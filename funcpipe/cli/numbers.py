@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 
 _MOST = 10**9
-"""More than anybody has of samples, steps, functions, megabytes; the planner still divides it in a moment."""
+"""More samples, steps, functions or megabytes than any job has, and still fast to plan with."""
 
 
 def whole(low: int = 1, high: int = _MOST) -> Callable[[str], int]:

@@ -1,4 +1,4 @@
-"""What the options of all verbs have in common: a verb and its help page, choices, logging."""
+"""The common parts of all verbs' options: a verb and its help page, choices, logging."""
 
 import argparse
 import importlib
@@ -37,12 +37,12 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
 
 
 def _placeholder(action: argparse.Action) -> str:
-    shown = action.metavar or ("{" + ",".join(action.choices) + "}" if action.choices else action.dest)
-    return f"[{shown}]" if action.nargs == argparse.OPTIONAL else str(shown)
+    text = action.metavar or ("{" + ",".join(action.choices) + "}" if action.choices else action.dest)
+    return f"[{text}]" if action.nargs == argparse.OPTIONAL else str(text)
 
 
 def add_verb(verbs: Any, name: str, help_text: str, example: str, module: str) -> argparse.ArgumentParser:
-    """A verb whose function has the same name (_ for -) in `module` of `funcpipe.cli`, imported when it is called."""
+    """Add a verb with a function of its name (_ for -) in `module` of `funcpipe.cli`, imported when it is called."""
     verb: argparse.ArgumentParser = verbs.add_parser(
         name,
         help=help_text,
@@ -77,12 +77,12 @@ def add_verb(verbs: Any, name: str, help_text: str, example: str, module: str) -
 
 
 def add_choice(verb: argparse._ActionsContainer, name: str, choices: list[str], default: str, help_text: str) -> None:
-    """An option that takes one of `choices`."""
+    """Add an option that takes one of `choices`."""
     verb.add_argument(name, choices=choices, default=default, help=help_text)
 
 
 def add_platform(verb: argparse._ActionsContainer, *, default: str | None) -> None:
-    """The platform to plan for, by name or from a file."""
+    """Add the option of the platform to plan for, by name or from a file."""
     choice = verb.add_mutually_exclusive_group()
     text = "platform to plan for, with ?region=REGION for another region; `funcpipe platforms` lists them"
     choice.add_argument(
@@ -92,12 +92,12 @@ def add_platform(verb: argparse._ActionsContainer, *, default: str | None) -> No
 
 
 def add_model(verb: argparse._ActionsContainer) -> None:
-    """The model, as a factory."""
+    """Add the option of the model, a factory."""
     verb.add_argument("model", metavar=FACTORY, help="factory that returns the model, an nn.Module")
 
 
 def add_loss(verb: argparse._ActionsContainer) -> None:
-    """What training minimises."""
+    """Add the option of the loss."""
     verb.add_argument(
         "--loss",
         metavar="MODULE:FUNCTION",
@@ -107,7 +107,7 @@ def add_loss(verb: argparse._ActionsContainer) -> None:
 
 
 def add_blocks(verb: argparse._ActionsContainer) -> None:
-    """Modules that are not divided."""
+    """Add the option of modules that are not divided."""
     verb.add_argument(
         "--block",
         dest="blocks",
@@ -119,7 +119,7 @@ def add_blocks(verb: argparse._ActionsContainer) -> None:
 
 
 def add_teachers(verb: argparse._ActionsContainer) -> None:
-    """Parts of the model that average others."""
+    """Add the option of parts of the model that average others."""
     verb.add_argument(
         "--teacher",
         dest="teachers",
@@ -127,12 +127,12 @@ def add_teachers(verb: argparse._ActionsContainer) -> None:
         default=[],
         metavar="STUDENT:TEACHER:DECAY",
         help="after each step let the module at the path TEACHER become DECAY of itself and 1 - DECAY of the one at "
-        "STUDENT; may be given several times, to profile and to train alike",
+        "STUDENT; may be given several times; give the same to profile and to train",
     )
 
 
 def add_precision(verb: argparse._ActionsContainer, *, default: str | None) -> None:
-    """What the layers compute in."""
+    """Add the option of the precision."""
     also = "" if default else " (default: the plan's)"
     verb.add_argument(
         "--precision",
@@ -143,12 +143,12 @@ def add_precision(verb: argparse._ActionsContainer, *, default: str | None) -> N
 
 
 def add_limits(verb: argparse._ActionsContainer) -> None:
-    """What a run may cost and take."""
+    """Add the limits of a run's cost and time."""
     verb.add_argument("--max-usd", type=positive, metavar="USD", help="stop before the run costs more than this")
     verb.add_argument("--deadline", type=positive, metavar="SECONDS", help="stop before the run takes longer than this")
 
 
 def add_measuring(verb: argparse._ActionsContainer) -> None:
-    """Functions that are started to measure something."""
+    """Add the options of functions that are started to measure."""
     verb.add_argument("--like", metavar="NAME", help="give local functions the limits of this platform")
     verb.add_argument("--max-usd", type=positive, metavar="USD", help="spend no more than this on functions")

@@ -30,7 +30,7 @@ Exit code: 0 done, 1 a run failed, 2 bad input."""
 
 
 class _Version(argparse.Action):
-    """Prints the version, which is looked up only then."""
+    """An action that prints the version, which is read only then."""
 
     def __call__(
         self,

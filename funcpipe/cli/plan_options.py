@@ -158,7 +158,7 @@ def _add_plan(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def _add_goal(verb: argparse.ArgumentParser) -> None:
-    """What the plan is to be good at."""
+    """Add the options of the goal."""
     group = verb.add_argument_group("goal", "The cheapest iteration, unless one of the first three says otherwise.")
     goal = group.add_mutually_exclusive_group()
     goal.add_argument(
@@ -172,7 +172,7 @@ def _add_goal(verb: argparse.ArgumentParser) -> None:
 
 
 def _add_choices(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """How training is done; what is `auto` is chosen with the plan."""
+    """Add the options of training; `auto` leaves the choice to the planner."""
     group = verb.add_argument_group("training")
     add_choice(
         group, "--optimizer", [kind.value for kind in OptimizerKind], "sgd", "optimiser, by the state that it keeps"
@@ -236,7 +236,7 @@ def _add_choices(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def _add_pins(verb: argparse.ArgumentParser) -> None:
-    """Decisions that the plan must follow."""
+    """Add the options of decisions that the plan must follow."""
     pins = verb.add_argument_group("pins", "Decisions that the plan must follow. The first three may be repeated.")
     pins.add_argument("--cut", action="append", default=[], metavar="LAYER", help="begin a stage with this layer")
     pins.add_argument(

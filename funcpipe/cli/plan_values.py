@@ -40,7 +40,7 @@ def platform_spec(options: argparse.Namespace, measured: ModelProfile) -> Platfo
 
 
 def training_spec(options: argparse.Namespace, global_batch: int) -> TrainingSpec:
-    """What is to be trained, and what the plan is to be good at."""
+    """The training to plan for, with the goal."""
     return TrainingSpec(
         global_batch=global_batch,
         optimizer=OptimizerKind(options.optimizer),
@@ -61,7 +61,7 @@ def training_spec(options: argparse.Namespace, global_batch: int) -> TrainingSpe
 
 
 def made_from(options: argparse.Namespace, plan: Plan) -> PlanRequest:
-    """What `plan` was chosen from, with what the options say otherwise."""
+    """The request of `plan`, with the changes of the options."""
     request = plan.request
     if request is None and options.profile is None:
         raise InputError(
@@ -79,7 +79,7 @@ def made_from(options: argparse.Namespace, plan: Plan) -> PlanRequest:
 
 
 def explained_spec(plan: Plan) -> TrainingSpec:
-    """What `plan` was made for; of one that does not say so, as far as it shows."""
+    """The training that `plan` was made for; without a request, as far as the plan has it."""
     return plan.made_for or TrainingSpec(
         global_batch=plan.global_batch,
         optimizer=plan.optimizer,
@@ -92,7 +92,7 @@ def explained_spec(plan: Plan) -> TrainingSpec:
 
 
 def _stores(text: str) -> Stores:
-    """Which stores plans may use: a word for all kinds, or the store of some of them."""
+    """The stores that plans may use: a word for all kinds, or the store of some of them."""
     if "=" not in text:
         return Stores.of(text)
     pairs = [part.partition("=") for part in text.split(",")]
@@ -100,7 +100,7 @@ def _stores(text: str) -> Stores:
 
 
 def _goal(options: argparse.Namespace) -> dict[str, Any]:
-    """What the plan is to be good at; deadline and budget are for one of the iterations."""
+    """The goal of the plan; deadline and budget are those of one iteration."""
     return {
         "time_value": options.time_value or 0.0,
         "deadline_s": None if options.deadline is None else options.deadline / options.iterations,
@@ -129,7 +129,7 @@ def pins(options: argparse.Namespace) -> "Pins":
 
 
 def disturbances(options: argparse.Namespace, spec: PlatformSpec) -> "Disturbances":
-    """What goes wrong in the simulated step."""
+    """The disturbances of the simulated step."""
     from funcpipe.scheduler.simulator.disturbances import Disturbances, Failure
 
     return Disturbances(

@@ -110,8 +110,8 @@ def optimize(options: argparse.Namespace) -> None:
 
             write_file(partial(write_page, Material(plan=plan, profile=measured, spec=spec)), options.report)
         (observed,) = observed_here([plan])
-        told = partial(_planned, plan, options.output, observed)
-        render.show(options.json, with_observed(to_text(plan), observed), told)
+        draw = partial(_planned, plan, options.output, observed)
+        render.show(options.json, with_observed(to_text(plan), observed), draw)
 
 
 def _planned(plan: Plan, path: str, observed: "Sequence[ObservedIteration]", console: "Console") -> None:

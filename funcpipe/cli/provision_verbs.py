@@ -86,7 +86,7 @@ def fit_loss(options: argparse.Namespace) -> None:
 
     if options.storage is not None:
         if options.batch is not None:
-            raise InputError("--batch is told by the runs themselves: leave it out with --storage")
+            raise InputError("--batch is known from the runs themselves: leave it out with --storage")
         curves = [run_curve(name, storage=options.storage) for name in options.curves]
     else:
         if options.batch is None:

@@ -77,7 +77,7 @@ def add_key(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "key",
-        "print the key of a run that was started here, to look after it from another machine",
+        "print the key of a run that was started here, to supervise it from another machine",
         f"funcpipe key RUN {_STORAGE}",
         module="run_verbs",
     )

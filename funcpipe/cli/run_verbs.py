@@ -11,7 +11,7 @@ from funcpipe.platforms.catalog import open_platform, open_storage
 
 
 def status(options: argparse.Namespace) -> int:
-    """Show what a run does; ends with 1 if it has failed, with 3 if work is left and no function is alive."""
+    """Show the status of a run; ends with 1 if it has failed, with 3 if work is left and no function is alive."""
     from funcpipe.client.control import status as find_status
 
     found = find_status(open_storage(options.storage), options.name, open_platform)
@@ -56,7 +56,7 @@ def export(options: argparse.Namespace) -> None:
 
 
 def key(options: argparse.Namespace) -> None:
-    """Print the key of a run's newest generation. Whoever has it may speak for the run."""
+    """Print the key of a run's newest generation. Its holder can act for the run."""
     from funcpipe.client.control import run_key
 
     found = run_key(open_storage(options.storage), options.name)

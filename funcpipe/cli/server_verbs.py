@@ -30,7 +30,7 @@ def train_server(options: argparse.Namespace) -> None:
     from funcpipe.api import FuncPipe
     from funcpipe.client.server_training import cluster_of
 
-    cluster_of(way, market, platform=options.platform, like=options.like)  # mistakes are told before anybody is asked
+    cluster_of(way, market, platform=options.platform, like=options.like)  # mistakes are reported before any question
     ask(options, [f"{way.way} is predicted to take {time_text(way.seconds)} and {usd_text(way.usd)}: {way.text}"])
 
     torch.manual_seed(options.seed)
@@ -67,8 +67,8 @@ def train_server(options: argparse.Namespace) -> None:
     summary: dict[str, Any] = {"run": result.run, "way": way.way, "updates": result.updates.value}
     summary |= {"seconds": result.seconds, "cost_usd": result.usd, "losses": result.losses, "step_s": result.step_s}
     summary |= {"pushes": [_push(push) for push in result.pushes], "lost": result.lost, "model": output}
-    told = partial(render.server_result, result, way, output)
-    render.show(options.json, render.as_json(summary), told)
+    draw = partial(render.server_result, result, way, output)
+    render.show(options.json, render.as_json(summary), draw)
 
 
 def _push(push: Any) -> dict[str, Any]:

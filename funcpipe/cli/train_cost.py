@@ -1,4 +1,4 @@
-"""What `funcpipe train` says of the job's cost before it starts, and whom it asks."""
+"""The job's cost, which `funcpipe train` prints and asks about before it starts."""
 
 import argparse
 import sys
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def dry_run(options: argparse.Namespace, plan: Plan, pipe: "FuncPipe", validation: Validation | None) -> None:
-    """Print what the whole job is expected to take, from its start; nothing is started."""
+    """Print the expected time and cost of the whole job, from its start; start nothing."""
     functions = options.like or (None if is_ray(options.platform) else with_region(options.platform))
     prices = load_spec(options.spec) if options.spec else None
     data = load_data(options.data)
@@ -31,8 +31,8 @@ def dry_run(options: argparse.Namespace, plan: Plan, pipe: "FuncPipe", validatio
         data, epochs=options.epochs, platform=functions, plan=plan, prices=prices, validation=validation
     )
     (observed,) = observed_here([plan], _place(options, plan))
-    told = partial(_estimated, found, options.max_usd, observed)
-    render.show(options.json, with_observed(to_text(found), observed), told)
+    draw = partial(_estimated, found, options.max_usd, observed)
+    render.show(options.json, with_observed(to_text(found), observed), draw)
 
 
 def _place(options: argparse.Namespace, plan: Plan) -> str:
@@ -64,7 +64,7 @@ def confirm(options: argparse.Namespace, plan: Plan, estimate: JobEstimate | Non
 def ask(options: argparse.Namespace, lines: Sequence[str]) -> None:
     """Ask on a terminal whether training that costs money is to start; `lines` say how much, the first in short.
 
-    Raises InputError if the answer is no; or if nobody can be asked, and neither --yes nor a limit was given.
+    Raises InputError if the answer is no; or without a terminal to ask on, if neither --yes nor a limit was given.
     """
     if _is_free(options):
         return

@@ -98,7 +98,7 @@ def add_verify(verbs: Any) -> None:
 
 
 def _add_model(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """The model, the plan, and how to train; the group of the last."""
+    """Add the options of the model, the plan and training; return the group of the last."""
     add_model(verb)
     plan = verb.add_argument_group("plan and data")
     plan.add_argument(
@@ -173,7 +173,7 @@ def _add_model(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def add_platform(verb: argparse.ArgumentParser) -> None:
-    """Where functions run, and where the run's objects lie."""
+    """Add the options of the platform and of the storage."""
     group = verb.add_argument_group("platform")
     group.add_argument(
         "--platform",
@@ -237,7 +237,7 @@ def _add_run(verb: argparse.ArgumentParser) -> None:
 
 
 def add_fault_tolerance(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
-    """How a run copes with failures; the group of the options."""
+    """Add the options of fault tolerance; return their group."""
     group = verb.add_argument_group("fault tolerance")
     group.add_argument(
         "--checkpoint",
@@ -270,7 +270,7 @@ def add_fault_tolerance(verb: argparse.ArgumentParser) -> argparse._ArgumentGrou
 
 
 def add_message_deadline(group: argparse._ArgumentGroup) -> None:
-    """How long a message is waited for."""
+    """Add the option of the message deadline."""
     group.add_argument(
         "--message-deadline",
         type=positive,

@@ -79,7 +79,7 @@ def model_with(options: argparse.Namespace, plan: Plan) -> "FuncPipe":
 
 
 def fault_tolerance(options: argparse.Namespace) -> FaultTolerance:
-    """When the run saves checkpoints, and what follows when a function runs out of memory."""
+    """The run's checkpoints, and its reaction to a function that runs out of memory."""
     return FaultTolerance(
         checkpoint_steps=options.checkpoint,
         failure_interval_s=options.failure_interval,
@@ -89,7 +89,7 @@ def fault_tolerance(options: argparse.Namespace) -> FaultTolerance:
 
 
 def run_limits(options: argparse.Namespace) -> RunLimits:
-    """What the run may cost, and how long it may take."""
+    """The limits of the run's cost and time."""
     return RunLimits(max_usd=options.max_usd, deadline_s=options.deadline, allow_partial=options.yes)
 
 
@@ -113,7 +113,7 @@ def run_settings(options: argparse.Namespace) -> RunSettings:
 
 
 def storage_url(options: argparse.Namespace) -> str | None:
-    """Where the run keeps its objects, as `--storage` of other verbs takes it; None for a temporary folder."""
+    """The URL of the run's objects, as `--storage` of other verbs takes it; None for a temporary folder."""
     if options.storage is not None or not is_deployment(options.platform):
         return str(options.storage) if options.storage is not None else None
     return open_deployment(options.platform).storage_urls.client

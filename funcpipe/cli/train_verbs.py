@@ -63,19 +63,19 @@ def train(options: argparse.Namespace) -> None:
     if result.validations:
         summary["validations"] = [{"step": report.step, **report.values} for report in result.validations]
         summary["best_step"] = result.best_step
-    told = partial(render.training_result, result, plan.estimate, written, _kept_in(options))
-    render.show(options.json, render.as_json(summary), told)
+    draw = partial(render.training_result, result, plan.estimate, written, _kept_in(options))
+    render.show(options.json, render.as_json(summary), draw)
 
 
 def _precheck(options: argparse.Namespace, plan: Plan, settings: RunSettings) -> None:
-    """Say what can be said before torch is loaded; of a deployment that is opened later, only if the run has a name."""
+    """Make the checks that do not need torch; of a deployment that is opened later, only if the run has a name."""
     if not is_deployment(options.platform) or settings.name or settings.resume:
         with open_session(options.platform, options.like, settings, detached=options.detach) as session:
             precheck(session, plan, settings)
 
 
 def _write(result: "RunResult", output: str | None, options: argparse.Namespace) -> dict[str, str | None]:
-    """Write the files that are wanted of what a run leaves; returns them by what they hold."""
+    """Write the files that are wanted of a run; returns their paths by content."""
     if options.trace:
         write_file(partial(write_trace, result.trace), options.trace)
     if output is not None:
@@ -113,7 +113,7 @@ def verify(options: argparse.Namespace) -> None:
 
 
 def _model_file(options: argparse.Namespace) -> str | None:
-    """Where the trained model is written: where it was said, or where it would be lost otherwise.
+    """The file for the trained model: the one that was named, or a default where it would be lost otherwise.
 
     In a deployment's own storage it would be: objects expire there.
     """
@@ -127,7 +127,7 @@ def _model_file(options: argparse.Namespace) -> str | None:
 
 
 def _keeps_model(options: argparse.Namespace) -> bool:
-    """Whether the model stays in the run's storage."""
+    """True if the model stays in the run's storage."""
     return options.keep_model and (options.storage is not None or is_deployment(options.platform))
 
 
@@ -137,7 +137,7 @@ def _kept_in(options: argparse.Namespace) -> str | None:
 
 
 def _settings(options: argparse.Namespace, plan: Plan) -> dict[str, Any]:
-    """What `FuncPipe.train` and `FuncPipe.start` take alike."""
+    """The common arguments of `FuncPipe.train` and `FuncPipe.start`."""
     return {
         "epochs": options.epochs,
         "platform": options.platform,

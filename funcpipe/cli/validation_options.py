@@ -22,7 +22,7 @@ def add_validation(verb: argparse.ArgumentParser) -> None:
     every.add_argument("--validate-epochs", type=whole(), metavar="N", help="validate every N epochs (default: 1)")
     add_metric(group)
     group.add_argument(
-        "--monitor", default="val_loss", metavar="NAME", help="what tells the best validation: val_loss, or a metric"
+        "--monitor", default="val_loss", metavar="NAME", help="what decides the best validation: val_loss, or a metric"
     )
     add_choice(group, "--monitor-mode", ["min", "max"], "min", "whether the best is the smallest or the largest")
     group.add_argument("--patience", type=whole(), metavar="N", help="end after N validations that are no better")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from funcpipe.client.watching import Watcher
 
 _GIVEN_UP_S = 90.0
-"""A run that has been dead for so long is not restarted: a watchdog looks once a minute."""
+"""A run that has been dead for so long is not restarted: a watchdog checks once a minute."""
 
 _KEY = "q"
 
@@ -51,26 +51,26 @@ def watch(options: argparse.Namespace) -> int:
 def _follow(
     watcher: "Watcher", options: argparse.Namespace, console: Console, pause: Callable[[float], None], *, live: bool
 ) -> "RunView":
-    """Look until the run has ended, or once; returns the last look."""
+    """Poll until the run has ended, or once; returns the last view."""
     if options.json:
-        return _each(watcher, options, pause, lambda view: _tell(json.dumps(_with_format(view))))
+        return _each(watcher, options, pause, lambda view: _print(json.dumps(_with_format(view))))
     if options.once:
         return watcher.look()
     if not live:
         lines = Lines()
-        return _each(watcher, options, pause, lambda view: _tell(printable("\n".join(lines.of(view)))))
-    with Live(console=console, screen=True, auto_refresh=False) as shown:
+        return _each(watcher, options, pause, lambda view: _print(printable("\n".join(lines.of(view)))))
+    with Live(console=console, screen=True, auto_refresh=False) as display:
         draw = partial(screen, every_s=options.interval)
-        return _each(watcher, options, pause, lambda view: shown.update(draw(view, console), refresh=True))
+        return _each(watcher, options, pause, lambda view: display.update(draw(view, console), refresh=True))
 
 
 def _each(
-    watcher: "Watcher", options: argparse.Namespace, pause: Callable[[float], None], tell: Callable[["RunView"], None]
+    watcher: "Watcher", options: argparse.Namespace, pause: Callable[[float], None], show: Callable[["RunView"], None]
 ) -> "RunView":
     dead_since_s: float | None = None
     while True:
         view = watcher.look()
-        tell(view)
+        show(view)
         dead = view.status.verdict.value == "dead"
         dead_since_s = (dead_since_s or view.looked_at_s) if dead else None
         given_up = dead_since_s is not None and view.looked_at_s - dead_since_s >= _GIVEN_UP_S
@@ -79,7 +79,7 @@ def _each(
         pause(options.interval)
 
 
-def _tell(text: str) -> None:
+def _print(text: str) -> None:
     if not write_out(text):
         raise Left
 
@@ -89,7 +89,7 @@ def _with_format(view: "RunView") -> dict[str, object]:
 
 
 def _ended(view: "RunView", options: argparse.Namespace, console: Console) -> None:
-    """The last look as a page that stays, and what can be done now."""
+    """Print the last view as a page that stays, and the next commands."""
     console.print(screen(view, console, all_rows=True))
     if view.has_ended or view.status.verdict.value == "dead":
         for command in render.commands_after(view.status, options.storage):

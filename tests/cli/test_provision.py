@@ -95,7 +95,7 @@ def test_equation_3_is_fitted_to_several_curves(here: Path, capsys: pytest.Captu
         ("fit-loss one.csv one.csv --batch 8 --form weighted", "at least two different batches"),
         ("fit-loss one.csv --batch 8,9", "--batch takes one number or 1"),
         ("fit-loss one.csv --batch few", "--batch takes numbers"),
-        ("fit-loss r --batch 8 --storage file:///tmp", "--batch is told by the runs"),
+        ("fit-loss r --batch 8 --storage file:///tmp", "--batch is known from the runs"),
         ("fit-loss one.csv --batch 8 --skip 99", "of 1 points cannot be fitted"),
         ("fit-loss one.csv --batch 8 -o profile.json", "is there already, and is a profile of funcpipe"),
     ],

@@ -1,4 +1,4 @@
-"""How results look in a terminal: each verb loads what it shows, when it has something to show."""
+"""Results in a terminal; each verb imports its own renderers when it has something to show."""
 
 import importlib
 from typing import TYPE_CHECKING, Any

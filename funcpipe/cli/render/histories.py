@@ -1,4 +1,4 @@
-"""What earlier runs took, in a terminal: beside a prediction, and all that is known."""
+"""Earlier runs in a terminal: beside a prediction, and all that is known."""
 
 import time
 from collections.abc import Sequence
@@ -46,8 +46,8 @@ def history(found: "Sequence[Known]", path: Path | None, console: Console) -> No
         console.print("the history is turned off: FUNCPIPE_HISTORY is empty")
         return
     if not found:
-        told = f"nothing is known yet: {path} has no observations; runs of plans with an estimate are filed there"
-        console.print(told, soft_wrap=True)
+        text = f"nothing is known yet: {path} has no observations; runs of plans with an estimate are filed there"
+        console.print(text, soft_wrap=True)
         return
     columns = (
         *(Column("platform", text=True, drop=1), Column("ran on", text=True), Column("size", text=True)),
@@ -75,7 +75,7 @@ def history(found: "Sequence[Known]", path: Path | None, console: Console) -> No
 
 
 def hindsight(found: "Sequence[Hindsight]", console: Console) -> None:
-    """How the ways that were chosen look now: a line for each job that was done by one of the ways compared for it."""
+    """The chosen ways in hindsight: a line for each job that was done by one of the ways compared for it."""
     if not found:
         return
     counted = [one for one in found if one.counts]

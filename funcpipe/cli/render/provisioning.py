@@ -12,7 +12,7 @@ from funcpipe.errors import Infeasible
 
 
 def provisions(table: ProvisionTable, console: Console) -> None:
-    """All ways, the cheapest first, what each cannot, and the one to take."""
+    """All ways, the cheapest first, why some cannot, and the one to take."""
     job = table.job
     limits = [] if job.deadline_s is None else [f"within {time_text(job.deadline_s)}"]
     limits += [] if job.budget_usd is None else [f"for at most ${job.budget_usd:g}"]
@@ -40,7 +40,7 @@ def provisions(table: ProvisionTable, console: Console) -> None:
         console.print(f"assumed: {text}", style="dim", soft_wrap=True)
     if table.market_assumptions:
         names = ", ".join(text.partition(":")[0] for text in table.market_assumptions)
-        console.print(f"assumed in the market {table.market} (--json tells how): {names}", style="dim", soft_wrap=True)
+        console.print(f"assumed in the market {table.market} (--json says how): {names}", style="dim", soft_wrap=True)
 
 
 def loss_model(found: LossModel, path: str, target: float | None, batch: float, console: Console) -> None:
@@ -54,8 +54,8 @@ def loss_model(found: LossModel, path: str, target: float | None, batch: float, 
             names["γ4"] = found.gamma4
         form = "equation (3) of spotDNN"
     spread = [math.sqrt(max(row[i], 0.0)) for i, row in enumerate(found.covariance)]
-    told = ", ".join(f"{name} {value:.5g} ± {s:.2g}" for (name, value), s in zip(names.items(), spread, strict=True))
-    console.print(f"{form}: {told}; losses lie {found.residual:.2g} around it", soft_wrap=True)
+    values = ", ".join(f"{name} {value:.5g} ± {s:.2g}" for (name, value), s in zip(names.items(), spread, strict=True))
+    console.print(f"{form}: {values}; losses lie {found.residual:.2g} around it", soft_wrap=True)
     if target is not None:
         console.print(_duration(found, target, batch), soft_wrap=True)
     console.print(f"written to {path}", soft_wrap=True)

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 def detached(run: str, storage: str | None, console: Console) -> None:
-    """How to find a run again."""
+    """The commands that find a run again."""
     console.print(f"run {run} goes on without this command", soft_wrap=True)
     for command in (watch_command(run, storage), *commands(run, storage, watch="collect it")):
         console.print(command, soft_wrap=True)
 
 
 def job_estimate(found: JobEstimate, max_usd: float | None, console: Console) -> None:
-    """What a job is expected to take: in one line, and item by item."""
+    """The estimate of a job: in one line, and item by item."""
     console.print(found.line(max_usd), soft_wrap=True)
     columns = (Column("item", text=True), Column("count"), Column("s"), Column("functions $"), Column("requests $"))
     rows = [
@@ -52,7 +52,7 @@ def training_result(
     kept_in: str | None,
     console: Console,
 ) -> None:
-    """What a run took beside the items of stores that its plan expected of an iteration, and what it leaves.
+    """The cost of a run beside the items of stores that its plan expected of an iteration, and its results.
 
     The latter are the files that were `written`, and the storage in which the model is kept, if it is.
     """
@@ -88,7 +88,7 @@ def _functions(bill: Bill) -> str:
 
 
 def stores_of_bill(bill: Bill, expected: Estimate | None, steps: int, console: Console) -> None:
-    """What each kind of object took of its store, beside what was expected of `steps` iterations.
+    """The cost of each kind of object in its store, beside that expected of `steps` iterations.
 
     Nothing where all is in the default store.
     """
@@ -116,14 +116,14 @@ def stores_of_bill(bill: Bill, expected: Estimate | None, steps: int, console: C
 
 
 def evaluation(found: "EvaluationResult", console: Console) -> None:
-    """What an evaluation has found, and what it took."""
+    """The result of an evaluation, and its cost."""
     console.print(f"{found.run}: {found.samples} samples: {_values({'loss': found.loss, **found.metrics})}")
     bill = found.bill
     console.print(f"{_functions(bill)}: ${usd_text(bill.cost_usd)} at the prices of {bill.platform}")
 
 
 def predictions(shapes: Mapping[str, list[int]], path: str, console: Console) -> None:
-    """Which outputs were written to the file at `path`."""
+    """The outputs that were written to the file at `path`."""
     console.print(f"{path}: {', '.join(f'{name} {shape}' for name, shape in shapes.items())}", soft_wrap=True)
 
 
@@ -132,7 +132,7 @@ def _values(values: Mapping[str, float]) -> str:
 
 
 def run_status(found: "RunStatus", storage: str, console: Console) -> None:
-    """What a run does, whose objects lie in `storage`, and what each of its workers does."""
+    """The status of a run in `storage`, and of each of its workers."""
     columns = (
         *(Column("worker", text=True), Column("attempt", drop=2), Column("step"), Column("saved", drop=4)),
         *(Column("peak MB", drop=3), Column("$"), Column("heard s ago", drop=1), Column("doing", text=True)),
@@ -162,7 +162,7 @@ def run_status(found: "RunStatus", storage: str, console: Console) -> None:
 
 
 def commands_after(found: "RunStatus", storage: str) -> tuple[str, ...]:
-    """What can be done with a run that has ended or is dead; nothing for one that goes on."""
+    """The next commands for a run that has ended or is dead; none for one that goes on."""
     if found.verdict.value not in ("dead", "failed", "stopped", "finished"):
         return ()
     if found.kept:
@@ -176,7 +176,7 @@ ERROR_CHARACTERS = 200
 
 
 def doing(worker: "WorkerStatus") -> str:
-    """What a worker does, or how it has ended; a line for each of its lanes."""
+    """The tasks of a worker, a line for each of its lanes, or its end."""
     if worker.outcome is not None or worker.state.value not in ("working", "starting"):
         state = worker.state.value if worker.outcome is None else worker.outcome.value
         return state + (f": {shortened(worker.error, kept=ERROR_CHARACTERS)}" if worker.error else "")

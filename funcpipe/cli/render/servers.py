@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def server_result(result: "ServerResult", way: Provision, output: str, console: Console) -> None:
-    """What each worker has done, the losses, what it took beside what was predicted, and where the model is."""
+    """The work of each worker, the losses, the cost beside the predicted one, and the model's file."""
     samples: dict[str, int] = {}
     staleness: dict[str, list[int]] = {}
     for step in result.computed_by:

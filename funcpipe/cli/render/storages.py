@@ -1,4 +1,4 @@
-"""What a storage was measured to take, in a terminal."""
+"""The measurements of a storage, in a terminal."""
 
 from rich.console import Console
 

@@ -13,7 +13,7 @@ from funcpipe.core.texts import printable
 
 
 class Terminal(Console):
-    """Standard output, or standard error: what is shown cannot command it, and its reader may leave at any time.
+    """Standard output, or standard error: output cannot hold control characters, and readers may leave at any time.
 
     A line goes on in the next only where a person reads it, in a terminal, and only between words: paths stay whole.
     """
@@ -34,7 +34,7 @@ class Terminal(Console):
         return "\n".join(part for line in text.split("\n") for part in whole_words(line) or [""])
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As any console, with a sign in place of control characters, which a stranger's plan may hold."""
+        """As any console, with a sign in place of control characters, which an untrusted plan may hold."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else printable(text), style, control)
 

@@ -1,4 +1,4 @@
-"""A run while it goes on, in a terminal: one screen for each look, or lines where there is no terminal."""
+"""A run while it goes on, in a terminal: one screen for each poll, or lines where there is no terminal."""
 
 import itertools
 import re
@@ -25,13 +25,13 @@ _SUCCESSIONS = 4
 _ROOM_FOR_NOTE = 6
 _WELL = ("working", "starting", "finished", "halted")
 _NUMBER = re.compile(r"\b\d+(?:\.\d+)?(?= s\b|%| times)")
-"""Numbers that change from look to look, while a warning stays the same."""
+"""Numbers that change from poll to poll, while a warning stays the same."""
 
 
 def screen(
     view: "RunView", console: Console, *, every_s: float | None = None, all_rows: bool = False
 ) -> RenderableType:
-    """One look, cut to the console's size unless `all_rows`; `every_s` is the pause until the next one, if any."""
+    """One view, cut to the console's size unless `all_rows`; `every_s` is the pause until the next one, if any."""
     width = console.width
     head = _wrapped([*_head(view, width), Text("")], console)
     tail = _wrapped([*_successions(view, 10**6 if all_rows else _SUCCESSIONS), *_warnings(view)], console)
@@ -50,16 +50,16 @@ def _wrapped(lines: Iterable[Text], console: Console) -> list[Text]:
 
 
 class Lines:
-    """The lines that a look adds, where nothing can be drawn anew. A warning that only counts on is not told again."""
+    """The lines that each poll adds, where no screen can be drawn. A warning that only counts on is not repeated."""
 
     def __init__(self) -> None:
-        self._told: set[str] = set()
+        self._printed: set[str] = set()
 
     def of(self, view: "RunView") -> list[str]:
-        """One line that sums the look up, and what is new: functions that took over, and warnings."""
+        """One line that sums up the view, and what is new: functions that took over, and warnings."""
         news = [line.plain for line in (*_successions(view, 10**6)[1:], *_warnings(view)[1:])]
-        new = [line for line in news if _NUMBER.sub("", line.strip()) not in self._told]
-        self._told |= {_NUMBER.sub("", line.strip()) for line in news}
+        new = [line for line in news if _NUMBER.sub("", line.strip()) not in self._printed]
+        self._printed |= {_NUMBER.sub("", line.strip()) for line in news}
         status = view.status
         parts = [f"{_clock(view.looked_at_s)} {status.verdict.value}: step {view.done} of {status.steps}"]
         parts += [f"loss {view.losses[-1].loss:.4f}"] if view.losses else []
@@ -122,28 +122,28 @@ def _dollars(view: "RunView") -> str:
 
 
 def _workers(view: "RunView", room: int) -> Iterator[Text]:
-    """A line for each worker, those first that need somebody's attention where `room` is not enough for all."""
+    """A line for each worker, those first that need attention where `room` is not enough for all."""
     most = max(view.beats.values(), default=0)
     lanes = "".join(f"{name:>5}" for name in _LANES.values()) if most >= _FEW_BEATS else ""
     note = bool(lanes) and room > _ROOM_FOR_NOTE
     yield Text(f"{'worker':<8}{'try':>4}{'step':>7}{'memory MB':>15}{lanes}  doing", style="bold")
-    shown = workers = view.status.workers
+    chosen = workers = view.status.workers
     if len(workers) > room - 1 - note:
-        shown = tuple(sorted(workers, key=lambda worker: worker.state.value in _WELL)[: room - 2 - note])
-    for worker in shown:
+        chosen = tuple(sorted(workers, key=lambda worker: worker.state.value in _WELL)[: room - 2 - note])
+    for worker in chosen:
         memory = f"{worker.memory_bytes / MB:.0f} of {worker.memory_mb}"
         line = Text(f"{worker.worker:<8}{worker.attempt:>4}{worker.step:>7}{memory:>15}")
         if lanes:
             line.append("".join(f"{_share(view, worker, lane):>5}" for lane in _LANES), "cyan")
         yield line.append(f"  {_brief(worker)}", _style_of(worker))
-    if len(shown) < len(workers):
-        yield Text(f"… and {len(workers) - len(shown)} more workers (--once shows all)", style="dim")
+    if len(chosen) < len(workers):
+        yield Text(f"… and {len(workers) - len(chosen)} more workers (--once shows all)", style="dim")
     if note:
         yield Text(f"cpu, up, down: share of {most} heartbeats with a task on the lane, waiting included", style="dim")
 
 
 def _brief(worker: "WorkerStatus") -> str:
-    """What a worker does, in few words: the tasks of its lanes, or for whom it waits."""
+    """The state of a worker in few words: the tasks of its lanes, or the worker it waits for."""
     if worker.outcome is not None or not worker.busy:
         return " ".join(doing(worker).split())
     own = f".{worker.worker}."
@@ -169,13 +169,13 @@ def _successions(view: "RunView", most: int) -> list[Text]:
     found = view.successions
     if not found:
         return []
-    shown = found[-most:]
-    title = f"restarts and hand-overs: {len(found)}" + (f", the last {most}" if len(shown) < len(found) else "")
+    chosen = found[-most:]
+    title = f"restarts and hand-overs: {len(found)}" + (f", the last {most}" if len(chosen) < len(found) else "")
     return [
         Text(title, style="bold"),
         *(
             Text(f"  {_clock(one.started_at_s)} {one.worker} attempt {one.attempt}, {one.reason}", style="yellow")
-            for one in shown
+            for one in chosen
         ),
     ]
 
@@ -189,8 +189,8 @@ def _warnings(view: "RunView") -> list[Text]:
 def _foot(view: "RunView", every_s: float) -> Text:
     asked = view.asked
     requests = asked.lists + asked.gets
-    looked = f"looked at {_clock(view.looked_at_s)} with {requests} requests, again in {every_s:g} s"
-    return Text(f"q leaves the run as it is; {looked}", style="dim")
+    polled = f"looked at {_clock(view.looked_at_s)} with {requests} requests, again in {every_s:g} s"
+    return Text(f"q leaves the run as it is; {polled}", style="dim")
 
 
 def _clock(at_s: float) -> str:
