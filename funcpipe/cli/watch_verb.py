@@ -55,7 +55,7 @@ def _follow(
     if options.json:
         return _each(watcher, options, pause, lambda view: _print(json.dumps(_with_format(view))))
     if options.once:
-        return watcher.look()
+        return watcher.poll()
     if not live:
         lines = Lines()
         return _each(watcher, options, pause, lambda view: _print(printable("\n".join(lines.of(view)))))
@@ -69,7 +69,7 @@ def _each(
 ) -> "RunView":
     dead_since_s: float | None = None
     while True:
-        view = watcher.look()
+        view = watcher.poll()
         show(view)
         dead = view.status.verdict.value == "dead"
         dead_since_s = (dead_since_s or view.looked_at_s) if dead else None

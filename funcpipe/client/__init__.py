@@ -1,1 +1,1 @@
-"""One run's life as its client sees it: prepare, launch, supervise, collect; and status, stop, clean from outside."""
+"""A run as its client handles it: prepare, launch, supervise, collect; and status, stop, clean from outside."""

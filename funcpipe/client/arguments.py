@@ -1,4 +1,4 @@
-"""Checks of what a user gives to FuncPipe: what looks right and is of another kind is told apart at once."""
+"""Checks of the user's arguments to FuncPipe: values of a wrong kind are refused at once."""
 
 import difflib
 import functools
@@ -150,7 +150,7 @@ def check_eager(model: nn.Module, loss_fn: object, *, compile: object) -> None:
 
 
 def _compiled(module: nn.Module) -> str | None:
-    """How a module has been compiled, apart from what is in it."""
+    """The way that a module itself was compiled; None if it was not."""
     dynamo = sys.modules.get("torch._dynamo.eval_frame")  # whose import is slow; without it nothing is compiled
     if dynamo is not None and isinstance(module, dynamo.OptimizedModule):
         return "torch.compile(module)"

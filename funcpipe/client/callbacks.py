@@ -1,6 +1,6 @@
-"""Callbacks: what a user's program, a progress bar or a logger is told of a run while it goes on.
+"""Callbacks: the events of a run for a user's program, a progress bar or a logger.
 
-They are called in the client's process, one after another, between the client's looks at the run; functions do not wait
+They are called in the client's process, one after another, between the client's polls of the run; functions do not wait
 for them.
 """
 
@@ -22,7 +22,7 @@ class RunInfo:
     """The run that begins, or that is watched or collected from now on.
 
     It ends after step `steps`, and has begun after step `began_step`. `losses` are those of its steps that were done
-    before, of which callbacks are not told again: they hear of step `done + 1` first. `resumed` says whether the run
+    before, which callbacks do not get again: they get step `done + 1` first. `resumed` says whether the run
     was known before, so that what was logged of it is to go on. `estimate` is what the steps that are left are expected
     to take; None if the plan has none.
     """
@@ -41,7 +41,7 @@ class RunInfo:
 
     @property
     def settings(self) -> dict[str, int | str]:
-        """What loggers keep of the run as its settings, under the names that all of them use."""
+        """The run's settings for loggers, under the names that all of them use."""
         return {
             "epochs": self.epochs,
             "steps": self.steps,
@@ -65,7 +65,7 @@ class RunInfo:
 
 
 class Callback:
-    """What to do while a run goes on; each method does nothing unless a subclass defines it.
+    """A handler of a run's events; each method does nothing unless a subclass defines it.
 
     A callback that raises an exception is not called again, but for its `on_end` or `on_error`. The run goes on; the
     exception is logged once, with its traceback, and `RunResult.callback_errors` has it in the end. KeyboardInterrupt
@@ -76,7 +76,7 @@ class Callback:
         """All checks are made; functions are started next, unless they run already."""
 
     def on_step(self, progress: Progress) -> None:
-        """A step has ended. Each is told of once, in order, those too that ended before anybody watched."""
+        """A step has ended. Each is reported once, in order, also those that ended before this client watched."""
 
     def on_validation(self, step: int, values: Mapping[str, float]) -> None:
         """The model was validated after so many steps; `values` are its loss and metrics by name."""
@@ -89,7 +89,7 @@ class Callback:
 
 
 class EachStep(Callback):
-    """Calls a function with the progress of each step: `callbacks=[EachStep(print)]`."""
+    """A callback that calls a function with the progress of each step: `callbacks=[EachStep(print)]`."""
 
     def __init__(self, call: OnProgress) -> None:
         self._call = call
@@ -100,13 +100,13 @@ class EachStep(Callback):
 
 
 class Callbacks:
-    """Calls callbacks in order, and keeps what they raise; it is called itself with the progress of each step."""
+    """Callbacks called in order, with the exceptions that they raise; call it with the progress of each step."""
 
     def __init__(self, callbacks: Iterable[Callback]) -> None:
         self._callbacks = tuple(callbacks)
         for number, callback in enumerate(self._callbacks):
             if not isinstance(callback, Callback):
-                rule = "must be a Callback, made already; a function that hears of each step is EachStep(function)"
+                rule = "must be a Callback, made already; for a function of each step, EachStep(function)"
                 raise InvalidValue(f"callbacks[{number}]", callback, rule)
         self._errors: dict[int, Exception] = {}
 
@@ -155,7 +155,7 @@ class Callbacks:
 
 
 def run_info(prepared: PreparedRun) -> RunInfo:
-    """What callbacks are told of a run that was prepared."""
+    """The RunInfo of a run that was prepared."""
     job, running = prepared.job, prepared.running
     known = running or prepared.resumed
     return RunInfo(

@@ -1,4 +1,4 @@
-"""The client's own part of what a run costs: its requests while functions work, and what it downloads."""
+"""The client's own part of a run's cost: its requests while functions work, and what it downloads."""
 
 from collections.abc import Sequence
 
@@ -22,7 +22,7 @@ _WORKER_BYTES = 40_000
 def request_counts(
     plan: Plan, faults: FaultTolerance, *, steps: int, step_s: float, total_s: float, files: int
 ) -> tuple[float, float, float]:
-    """How many puts, gets, and gets in vain among these, start a run, watch it, and collect what it leaves.
+    """The puts, the gets, and the failed gets among these, to start a run, watch it, and collect its result.
 
     It does `steps` steps of `step_s` within `total_s`, and its last checkpoint has so many `files`.
     """
@@ -68,7 +68,7 @@ def model_bytes(module: nn.Module) -> tuple[int, int]:
 
 
 def collected_bytes(job: Job, stages: Sequence[PreparedStage]) -> float:
-    """Bytes that a client reads when `job` has ended: what was learned, and what a model that predicts puts out."""
+    """Bytes that a client reads when `job` has ended: what was learned, and the outputs of a model that predicts."""
     evaluation, found = job.evaluation, 0.0
     if job.epochs:
         sizes = [model_bytes(stage.module) for stage in stages]

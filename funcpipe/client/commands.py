@@ -19,12 +19,12 @@ def commands(run: str, storage: str | None, *, watch: str = "watch it") -> tuple
 
 
 def watch_command(run: str, storage: str | None) -> str:
-    """What shows a run while it goes on."""
+    """The command that shows a run while it goes on."""
     return f"  {'watch it:':<11} funcpipe watch {shlex.quote(run)} --storage {shlex.quote(storage or 'URL')}"
 
 
 def after_failure(run: str, storage: str, *, watch: str = "resume it", expires: bool = False) -> tuple[str, ...]:
-    """For a run that has ended, whose objects are still in `storage`: what resumes, shows and deletes it.
+    """For a run that has ended, whose objects are still in `storage`: the commands to resume, show and delete it.
 
     In a deployment's own bucket, what is kept `expires`.
     """
@@ -35,7 +35,7 @@ def after_failure(run: str, storage: str, *, watch: str = "resume it", expires: 
 
 
 def after_interrupt(interrupt: RunInterrupted) -> tuple[str, ...]:
-    """What can be done now, in a shell and in Python; nothing for a run whose objects were deleted."""
+    """The next commands, in a shell and in Python; none for a run whose objects were deleted."""
     run, storage = interrupt.run, interrupt.storage
     resume, *others = commands(run, storage, watch="collect it" if interrupt.running else "resume it")
     in_python = f"  in Python:  pipe.train(dataset, ..., resume={run!r}, storage={storage!r})"
@@ -45,7 +45,7 @@ def after_interrupt(interrupt: RunInterrupted) -> tuple[str, ...]:
 
 
 def after_end(run: str, storage: str) -> tuple[str, ...]:
-    """For a run that has finished, whose model is kept in `storage`: what writes, continues and deletes it."""
+    """For a run that has finished, whose model is kept in `storage`: the commands to write, continue and delete it."""
     where = f"{shlex.quote(run)} --storage {shlex.quote(storage)}"
     *_, clean = commands(run, storage)
     return (
@@ -61,6 +61,6 @@ def before_start(run: str) -> tuple[str, ...]:
 
 
 def after_removal(run: str, platform: str) -> tuple[str, ...]:
-    """For a run whose objects were deleted: what shows the logs that its platform keeps."""
+    """For a run whose objects were deleted: the command that shows its platform's logs."""
     where = "" if platform.startswith(f"{LOCAL}:") else f" --platform {shlex.quote(platform)}"
     return (f"  {'logs:':<11} funcpipe logs {shlex.quote(run)}{where}",)

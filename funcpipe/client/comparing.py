@@ -1,7 +1,7 @@
-"""Files comparisons of ways to do a job, and what runs by one of them took, in the local history.
+"""Records of compared ways to do a job, and of runs by one of them, in the local history.
 
 A run belongs to the newest comparison that has a way with its plan, or with the machines that it trains on, for as many
-samples. What goes wrong is a warning, and no failure of what the user wants.
+samples. Errors are warnings, and fail nothing else.
 """
 
 import time
@@ -79,7 +79,7 @@ def file_server_run(provision: Provision, result: "ServerResult", job: Job, *, r
 
 
 def _share(comparison: Comparison, way: ComparedWay, *, steps: int, each_epoch: int) -> float:
-    """Which part of the job `steps` steps are. Epochs leave out samples that fill no batch, so they are compared."""
+    """The share of the job that `steps` steps are. Epochs omit samples that fill no batch, so they are compared."""
     epochs = comparison.job.epochs
     return steps / way.iterations if epochs is None else steps / each_epoch / epochs
 
@@ -87,7 +87,7 @@ def _share(comparison: Comparison, way: ComparedWay, *, steps: int, each_epoch: 
 def _compared(one: Plan | Provision, samples: int) -> tuple[Comparison, ComparedWay] | None:
     """The newest comparison for so many samples that has a way with this plan, or with what this rents; and the way."""
     comparisons = [comparison for comparison in read_all().comparisons if comparison.job.samples == samples]
-    if not comparisons:  # most who train have compared nothing
+    if not comparisons:  # as in most cases
         return None
     from funcpipe.provision.hindsight import plan_key, way_key
 

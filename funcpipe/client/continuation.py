@@ -1,4 +1,4 @@
-"""What a FuncPipe has learned in earlier runs besides its weights, and its next run goes on with."""
+"""The state besides weights that a FuncPipe keeps from its earlier runs for the next one."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -37,7 +37,7 @@ class Learned:
                 ) from error
 
     def state_of(self, stage: nn.Module) -> StageState:
-        """What `stage` begins with: its present tensors and attributes, and the optimiser as it was."""
+        """The initial state of `stage`: its present tensors and attributes, and the optimiser as it was."""
         selected = select_for_stage(self.state, stage)
         tensors = {**selected.tensors, **{MODEL + name: t.detach() for name, t in tensor_names(stage)[0].items()}}
         settings = dict(selected.settings)
@@ -47,7 +47,7 @@ class Learned:
 
 
 def write_back(result: RunResult, model: nn.Module, loss: LossFunction, epochs: int) -> Learned | None:
-    """Write what a run of `epochs` epochs leaves into `model` and `loss`; returns what the next one goes on with.
+    """Write what a run of `epochs` epochs leaves into `model` and `loss`; returns the state for the next one.
 
     The tensors of the model are not held twice.
     """

@@ -1,4 +1,4 @@
-"""A run seen from outside, by what it has written: its status, an early end, and the removal of all its objects."""
+"""A run from outside, by its objects in storage: its status, an early end, and the removal of all its objects."""
 
 import logging
 import time
@@ -31,7 +31,7 @@ from funcpipe.runstate.validation_reports import ValidationKeys, newest_report
 
 _log = logging.getLogger(__name__)
 
-_MOST_POLL_S = 2.0  # each look at whether all workers have ended is several requests
+_MOST_POLL_S = 2.0  # each check that all workers have ended is several requests
 _SETTLE_S = 1.0  # then objects are deleted that functions wrote while they were ended
 
 
@@ -43,7 +43,7 @@ def status(
     clock: Callable[[], float] = time.time,
     pause: Callable[[float], None] | None = None,
 ) -> RunStatus:
-    """What the run of that name in `storage` is doing; raises RunUnknown.
+    """Return the status of the run of that name in `storage`; raises RunUnknown.
 
     If a worker seems silent, or the platform cannot be asked, this waits with `pause` until a heartbeat must have come.
     """
@@ -141,7 +141,7 @@ def run_key(storage: Storage, run: str) -> RunKey:
 
 
 def notice_of(heartbeat_s: float, step_s: float | None) -> int:
-    """How many steps ahead an order to end is given; workers give one again that comes too late."""
+    """The steps in advance that an order to end is given; workers repeat one that comes too late."""
     return notice_steps(heartbeat_s, step_s) if step_s else 1
 
 
@@ -169,7 +169,7 @@ def clean(storage: Storage, run: str, open_platform: OpenPlatform = open_by_url,
 
 
 def _left_alone(found: FoundObjects) -> str:
-    """What is said of objects where nothing is deleted."""
+    """The message about objects where nothing is deleted."""
     if not found.others:
         return ""
     lie = " lies" if len(found.others) == 1 else ", lie"
@@ -180,8 +180,8 @@ def end_functions(storage: Storage, keys: Keys, open_platform: OpenPlatform, *, 
     """End the functions of a generation, even of one that has no record, and let no watchdog restart them.
 
     Those of a platform that is gone have ended with it. With `for_good`, the generation is to be deleted: its payloads
-    go first, so that who starts a function too late to be seen here knows (`start_for_worker`). Those of a generation
-    whose key is not known here cannot be found: they end by themselves, once its objects are gone.
+    go first, so that late starts of functions are noticed (`start_for_worker`). Those of a generation whose key
+    is not known here cannot be found: they end by themselves, once its objects are gone.
     """
     unmark_generation(storage, keys.prefix)
     payloads = find_objects(storage, keys.payloads).own
@@ -217,7 +217,7 @@ def _platform_of(storage: Storage, keys: Keys, payloads: Sequence[str]) -> str |
 
 
 def _all_ended(storage: Storage, keys: Keys, record: RunRecord) -> bool:
-    """Whether every worker has ended for good, or its last attempt has failed and nobody starts another."""
+    """Return True if every worker has ended for good, or its last attempt failed and no other follows."""
     for beat in read_heartbeats(storage, record):
         report = None if beat is None else _report(storage, keys, beat.worker, beat.attempt)
         if report is None or report.outcome is Outcome.HANDED_OVER:

@@ -1,4 +1,4 @@
-"""Limits of cost and time that a job is expected to reach are refused before it starts."""
+"""Checks that refuse a job before it starts if its estimate exceeds a limit of cost or time."""
 
 from funcpipe.core import JobEstimate, RunLimits
 from funcpipe.core.job_estimate import time_text

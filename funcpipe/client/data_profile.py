@@ -1,4 +1,4 @@
-"""What loading takes, measured in this process with a few micro-batches: seconds and memory."""
+"""The seconds and the memory of loading, measured in this process with a few micro-batches."""
 
 import statistics
 import time
@@ -22,7 +22,7 @@ from funcpipe.training.stored_data import prepare_data
 from funcpipe.training.tensor_table import as_table
 
 BATCHES = 5
-"""How many micro-batches are loaded to measure, after a first one; they are spread over the dataset."""
+"""The micro-batches that are measured, after a first one; they are spread over the dataset."""
 
 
 @in_turn()
@@ -56,7 +56,7 @@ def profile_data(
 
 
 def _sent_bytes(source: DataSource) -> int:
-    """What functions hold of a dataset that is sent: its shards, or its pickle and what was pickled."""
+    """Bytes that functions hold of a dataset that is sent: its shards, or its pickle and its objects."""
     table = as_table(source.dataset)
     if table is not None:
         return table.form.kept_bytes

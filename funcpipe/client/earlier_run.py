@@ -4,11 +4,11 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from funcpipe.client.ending import take_over
 from funcpipe.client.job import Job
 from funcpipe.client.precheck import record_of
 from funcpipe.client.session import Session
 from funcpipe.client.stages import PreparedStage
+from funcpipe.client.takeover import take_over
 from funcpipe.core import Plan, RunAccount, RunRecord, RunSettings, ShardOrder
 from funcpipe.errors import PlanError, PlatformError
 from funcpipe.model.split.bundle import CONSTANT
@@ -90,7 +90,7 @@ def _lie(order: ShardOrder | None) -> str:
 def earlier_run(
     job: Job, session: Session, record: RunRecord, stages: Sequence[PreparedStage], *, from_start: bool
 ) -> EarlierRun:
-    """How `job` goes on with the run of `record`: by watching it, by collecting it, or by resuming it.
+    """The way `job` goes on with the run of `record`: by watching it, by collecting it, or by resuming it.
 
     Raises PlanError if it still runs by another plan, or is of another model.
     """
@@ -128,7 +128,7 @@ def running_on(session: Session, record: RunRecord) -> Platform | None:
 
 
 def _last_platform(session: Session, record: RunRecord) -> Platform:
-    """Where the functions of a run ran that has finished; where new ones would run, if that is gone."""
+    """The platform of a finished run's functions; that of new ones, if it is gone."""
     try:
         return _reopened(session, record)
     except PlatformError:
@@ -136,7 +136,7 @@ def _last_platform(session: Session, record: RunRecord) -> Platform:
 
 
 def _reopened(session: Session, record: RunRecord) -> Platform:
-    """The platform of the run, which has told its specification: a local host may end as soon as its functions have.
+    """The platform of the run, asked for its specification: a local host may end as soon as its functions have.
 
     Raises PlatformError if it is gone.
     """
@@ -175,7 +175,7 @@ def as_uploaded(storage: Storage, record: RunRecord, stages: Sequence[PreparedSt
 
 
 def earlier_account(job: Job, storage: Storage, record: RunRecord, before: EarlierRun) -> RunAccount:
-    """What the run has cost and taken. Requests of a generation count in it once the next one goes on."""
+    """The cost and the time of the run so far. Requests of a generation count in it once the next one goes on."""
     finished = find_finished(storage, Keys.of(record))
     if finished is not None:
         return RunAccount(spent_usd=finished.bill.cost_usd, elapsed_s=finished.elapsed_s)

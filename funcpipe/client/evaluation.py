@@ -1,4 +1,4 @@
-"""What a job evaluates, between its steps or instead of them: the model in eval mode, tried here before it is sent."""
+"""The evaluation of a job, between its steps or instead of them: the model in eval mode, tried before it is sent."""
 
 import warnings
 from collections.abc import Callable, Mapping
@@ -34,7 +34,7 @@ from funcpipe.training.stored_data import PreparedData, StoredData
 
 @dataclass(frozen=True, kw_only=True)
 class JobEvaluation:
-    """The model in eval mode as layers, and what it is evaluated on.
+    """The model in eval mode as layers, and its data.
 
     A run is validated `every` so many steps, and judged by `monitor`; `every` is 0 where nothing is trained. Without
     `loss`, outputs are compared with nothing. Those of a sample, if they are kept, have `output_bytes`.
@@ -56,12 +56,12 @@ class JobEvaluation:
         return evaluation_batches(self.samples, plan).epoch(0)
 
     def steps_left(self, plan: Plan, *, done: int, steps: int) -> int:
-        """How many batches a run still evaluates that has done `done` of its `steps` steps."""
+        """The number of batches left to evaluate for a run that has done `done` of its `steps` steps."""
         times = max(steps // self.every - done // self.every, 0) if self.every else 1
         return times * len(self.batches(plan))
 
     def prepared_data(self) -> PreparedData:
-        """What is evaluated on, as it is sent. Raises DataError."""
+        """The evaluation's data as it is sent. Raises DataError."""
         return sendable(self.dataset, self.loading)
 
     def stages(

@@ -24,12 +24,12 @@ from funcpipe.training.state_shards import unshard
 _log = logging.getLogger(__name__)
 
 _LOOKUPS = 5
-"""How often the newest checkpoint is looked for, if functions delete the one that was found before it is read."""
+"""The tries to read the newest checkpoint, if functions delete the one that was found before it is read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SavedModel:
-    """What a run had saved of its model after `step` of its `steps` steps."""
+    """The model of a run as saved after `step` of its `steps` steps."""
 
     run: str
     step: int
@@ -53,7 +53,7 @@ def export(run: str, *, storage: str | Storage, step: int | None = None) -> dict
 
 
 def load_saved(run: str, *, storage: str | Storage, step: int | None = None) -> SavedModel:
-    """What `export` reads, with the step that it belongs to."""
+    """The model that `export` reads, with its step."""
     own = signed(open_storage(storage) if isinstance(storage, str) else storage)
     damage = ""
     for _ in range(_LOOKUPS):
@@ -79,7 +79,7 @@ def load_saved(run: str, *, storage: str | Storage, step: int | None = None) -> 
 def load_into(
     model: nn.Module, loss: LossFunction, run: str, *, storage: str | Storage, step: int | None = None
 ) -> int:
-    """Write what `export` reads into `model`, and what was trained of the loss into `loss`; returns the step.
+    """Write the model that `export` reads into `model`, and the trained loss into `loss`; return the step.
 
     Raises ModelError if it is another model or another loss.
     """

@@ -1,4 +1,4 @@
-"""Why a run failed, in words."""
+"""The causes of failed runs, in words."""
 
 from funcpipe.client.verdict import awaited_worker, clock_time, last_awaited, only_wait
 from funcpipe.core import Busy, Outcome, WorkerReport
@@ -44,9 +44,9 @@ def final_failure(storage: Storage, keys: Keys) -> str | None:
 
 
 def awaited_by(storage: Storage, keys: Keys, waiter: str) -> str:
-    """Whom `waiter` waits for, directly or through others, and what that one did when it was last heard of.
+    """The worker that `waiter` waits for, directly or through others, and its last heartbeat.
 
-    Empty if it waits for nobody.
+    Empty if it waits for none.
     """
     waits = _waits(storage, keys, waiter)
     worker = last_awaited(waiter, waits)
@@ -69,7 +69,7 @@ def _only_waited(report: WorkerReport) -> bool:
 
 
 def _explain(storage: Storage, keys: Keys, report: WorkerReport) -> str:
-    """What a failed attempt says, without its traceback."""
+    """The error of a failed attempt, without its traceback."""
     if _only_waited(report):
         return _missing(storage, keys, report)
     if _is_not_finite(report):
@@ -79,7 +79,7 @@ def _explain(storage: Storage, keys: Keys, report: WorkerReport) -> str:
 
 
 def _ended_by_numbers(storage: Storage, keys: Keys, report: WorkerReport) -> str:
-    """Where numbers were first found not to be finite, what is saved from before, and what helps."""
+    """The place of the first numbers that are not finite, the step saved before, and the way out."""
     said = f"{str(report.error).removeprefix(f'{NotFinite.__name__}: ')}, found by worker {report.worker}"
     record = find_record(storage, keys)
     if record is not None:
@@ -93,7 +93,7 @@ def _ended_by_numbers(storage: Storage, keys: Keys, report: WorkerReport) -> str
 
 
 def _missing(storage: Storage, keys: Keys, report: WorkerReport) -> str:
-    """Whose work is missing, for which an attempt has waited too long."""
+    """The worker whose work an attempt has waited for too long."""
     waited = str(report.error).removeprefix(f"{DeadlineExceeded.__name__}: ")
     if report.task is None:
         return f"worker {report.worker} waited too long: {waited}"
@@ -107,7 +107,7 @@ def _missing(storage: Storage, keys: Keys, report: WorkerReport) -> str:
 
 
 def _waits(storage: Storage, keys: Keys, waiter: str) -> dict[str, Busy]:
-    """What each worker waits for on which `waiter` depends, by their last heartbeats; those that compute do not."""
+    """The waits of the workers on which `waiter` depends, by their last heartbeats; those that compute have none."""
     waits: dict[str, Busy] = {}
     while waiter not in waits:
         beat = newest_heartbeat(storage, keys, waiter)
@@ -120,13 +120,14 @@ def _waits(storage: Storage, keys: Keys, waiter: str) -> dict[str, Busy]:
 
 
 def _last_seen(storage: Storage, keys: Keys, worker: str) -> str:
-    """What is known of a worker."""
+    """The last heartbeat of a worker, in words."""
     beat = newest_heartbeat(storage, keys, worker)
     if beat is None:
-        return f"{worker} was never heard of"
+        return f"{worker} never sent a heartbeat"
     doing = ", ".join(f"{busy.task} for {busy.since_s:.1f} s" for busy in beat.busy)
-    return f"{worker} was last heard of at {clock_time(beat.sent_at_s)}, after step {beat.step} of {beat.steps}" + (
-        f", doing {doing}" if doing else ""
+    return (
+        f"{worker} sent its last heartbeat at {clock_time(beat.sent_at_s)}, after step {beat.step} of {beat.steps}"
+        + (f", doing {doing}" if doing else "")
     )
 
 
@@ -147,7 +148,7 @@ def _current_failures(storage: Storage, keys: Keys) -> list[WorkerReport]:
 def how_it_ended(
     handle: Handle, status: Status, report: WorkerReport | None, *, leased: bool = True, taken_by: int | None = None
 ) -> str:
-    """How a function ended that did not finish its work, and of which `report` can be read.
+    """The end of a function that did not finish its work, by its `report`.
 
     It had lost its lease if an attempt of the number `taken_by` has taken it, or if it is not `leased` any more.
     """

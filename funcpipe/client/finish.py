@@ -41,17 +41,17 @@ def finish(prepared: PreparedRun, keys: Keys, owner: Owner, result: RunResult) -
 
 
 def billed(prepared: PreparedRun, bill: Bill) -> Bill:
-    """`bill`, made for functions alone, with what this client has asked of the storage until now."""
+    """`bill`, made for functions alone, with this client's requests until now."""
     return bill.with_client(prepared.meter.by_kind, prepared.job.prices, prepared.job.plan.stores)
 
 
 def collect_kept(prepared: PreparedRun, record: RunRecord, finished: FinishedRun, on_progress: OnProgress) -> RunResult:
-    """What a run has left that has finished and was collected before: the same again, with the bill of that time."""
+    """The result of a run that has finished and was collected before, with the bill of that time."""
     keys = Keys.of(record)
     reports = (*record.validations, *load_reports(prepared.storage, ValidationKeys.of(record)))
     validated = {report.step: report for report in reports}
     for step, loss in enumerate(finished.losses, start=record.began_step + 1):
-        told = Progress(
+        progress = Progress(
             step=step,
             steps=record.steps,
             loss=loss,
@@ -60,9 +60,9 @@ def collect_kept(prepared: PreparedRun, record: RunRecord, finished: FinishedRun
             elapsed_s=finished.elapsed_s,
             skipped=sum(skipped < step for skipped in finished.skipped_steps),
         )
-        on_progress(told)
+        on_progress(progress)
         if step in validated:
-            on_progress(replace(told, validation=validated[step]))
+            on_progress(replace(progress, validation=validated[step]))
     resumed, ended = prepared.resumed, ended_step(record, finished.losses)
     learned = None if resumed is None or resumed.step != ended else resumed.state
     if learned is None:

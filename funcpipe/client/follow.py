@@ -1,4 +1,4 @@
-"""Follow a run step by step to its end and collect what it leaves, or collect what a finished run has left."""
+"""Follow a run step by step to its end and collect its result, or collect that of a finished run."""
 
 import functools
 import logging
@@ -28,7 +28,7 @@ _log = logging.getLogger(__name__)
 def follow(
     prepared: PreparedRun, keys: Keys, supervisor: Supervisor, on_progress: OnProgress, owner: Owner
 ) -> RunResult:
-    """Watch the run step by step until all its workers have ended; returns what it leaves."""
+    """Watch the run step by step until all its workers have ended; return its result."""
     job, known, reader = prepared.job, prepared.running or prepared.resumed, StepReader(prepared.storage, keys)
     polls, budget = StepPolls(prepared.faults.heartbeat_s), ClientBudget(prepared, keys)
     due = Validations(prepared, keys, supervisor, owner, polls)
@@ -37,12 +37,12 @@ def follow(
     validations = list(known.validations) if known is not None else []
     first = prepared.first_step if prepared.running is None else prepared.running.first_step
     samples, began_s = 0, None
-    told, ended = None, job.steps
+    progress, ended = None, job.steps
     for step in range(first, job.steps):
         if (report := due.after(step)) is not None:
             validations.append(report)
-            if told is not None:
-                on_progress(replace(told, validation=report))
+            if progress is not None:
+                on_progress(replace(progress, validation=report))
             if report.stop:
                 ended = step
                 break
@@ -57,7 +57,7 @@ def follow(
             samples += step_samples
         elif waited:  # the first step that this client saw end: from here on it knows how fast the run is
             began_s = time.monotonic()
-        told = Progress(
+        progress = Progress(
             step=step + 1,
             steps=job.steps,
             loss=losses[-1],
@@ -67,12 +67,12 @@ def follow(
             skipped=len(skipped),
             learning_rate=reports[0].learning_rate,
         )
-        on_progress(told)
+        on_progress(progress)
     else:
         if (report := due.after(job.steps)) is not None:
             validations.append(report)
-            if told is not None:
-                on_progress(replace(told, validation=report))
+            if progress is not None:
+                on_progress(replace(progress, validation=report))
     supervisor.wait(job.message_deadline_s)
     _compare_replicas(prepared, keys, ended)
     earlier_usd = prepared.running.spent_usd if prepared.running is not None else prepared.account.spent_usd
@@ -93,9 +93,9 @@ def follow(
 
 
 class ClientBudget:
-    """Orders a run to end before it costs more than its limit, with what this client asks of the storage and reads.
+    """The limit of a run's cost, with this client's requests and downloads, before which it orders the run to end.
 
-    Its functions do so by themselves, but do not know of the client's requests.
+    Functions do so by themselves, but do not count the client's requests.
     """
 
     def __init__(self, prepared: PreparedRun, keys: Keys) -> None:
@@ -123,13 +123,13 @@ class ClientBudget:
 
 
 def collect_finished(prepared: PreparedRun, record: RunRecord, end: ResumePoint, on_progress: OnProgress) -> RunResult:
-    """What a run has left whose functions have done all its steps and ended. `end` is what they had learned by then."""
+    """The result of a run whose functions have done all its steps and ended. `end` is what they had learned by then."""
     keys, account = Keys.of(record), prepared.account
     reports = load_reports(prepared.storage, ValidationKeys.of(record))
     validations = (*record.validations, *(report for report in reports if report.step <= end.step))
     validated = {report.step: report for report in reports}
     for step in range(record.first_step, end.step):
-        told = Progress(
+        progress = Progress(
             step=step + 1,
             steps=record.steps,
             loss=end.losses[step - record.began_step],
@@ -139,9 +139,9 @@ def collect_finished(prepared: PreparedRun, record: RunRecord, end: ResumePoint,
             skipped=sum(number <= step for number in end.skipped_steps),
             learning_rate=end.learning_rates.get(step),
         )
-        on_progress(told)
-        if told.step in validated:
-            on_progress(replace(told, validation=validated[told.step]))
+        on_progress(progress)
+        if progress.step in validated:
+            on_progress(replace(progress, validation=validated[progress.step]))
     _compare_replicas(prepared, keys, end.step)
     return collect(
         prepared.storage,
@@ -159,7 +159,7 @@ def collect_finished(prepared: PreparedRun, record: RunRecord, end: ResumePoint,
 
 
 def _compare_replicas(prepared: PreparedRun, keys: Keys, steps: int) -> None:
-    """Tell which replicas do not hold, at the end, what the first one of their stage holds, which is the result."""
+    """Warn of replicas that differ at the end from the first one of their stage, which is the result."""
     if not steps:
         return
     plan = prepared.job.plan
@@ -167,15 +167,15 @@ def _compare_replicas(prepared: PreparedRun, keys: Keys, steps: int) -> None:
     for found in differences:
         _log.warning("run %s: %s; the result is the first replica's", keys.run, found)
     if differences and prepared.faults.on_drift is OnDrift.FAIL:
-        raise ReplicasDiffer(f"run {keys.run}: {differences[0]}; --on-drift copy would have told so, and gone on")
+        raise ReplicasDiffer(f"run {keys.run}: {differences[0]}; --on-drift copy would have warned, and gone on")
 
 
 def await_step(
     prepared: PreparedRun, reader: StepReader, supervisor: Supervisor, step: int, owner: Owner, polls: StepPolls
 ) -> tuple[list[StepReport], bool]:
-    """What the replicas of the last stage report of `step`, and whether this client had to wait for it.
+    """The reports of `step` by the replicas of the last stage, and True if this client had to wait for them.
 
-    Functions are looked after meanwhile. They know best which message has not come in time, and first have to start:
+    Functions are supervised meanwhile. They know best which message has not come in time, and first have to start:
     this client gives up only some time after them.
     """
     job, keys, reports, waited = prepared.job, reader.keys, [], False
@@ -184,7 +184,7 @@ def await_step(
         worker = worker_name(len(job.plan.stages) - 1, replica)
         until_s = polls.now_s() + deadline_s
 
-        def look_after(worker: str = worker, until_s: float = until_s) -> None:
+        def supervise(worker: str = worker, until_s: float = until_s) -> None:
             owner.check()
             supervisor.poll()
             if polls.now_s() > until_s:
@@ -192,7 +192,7 @@ def await_step(
                 why = f"; it waits for others: {awaited}" if awaited else ""
                 raise DeadlineExceeded(f"run {keys.run}: {worker} has not ended step {step} in {deadline_s:g} s{why}")
 
-        report, late = polls.until(functools.partial(reader.find, step, worker), look_after)
+        report, late = polls.until(functools.partial(reader.find, step, worker), supervise)
         reports.append(report)
         waited = waited or late
     polls.step_ended(waited=waited)

@@ -20,7 +20,7 @@ from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
 
 _LEAVING_S = 90.0
-"""How long a client that has lost its run waits for the functions, which may be processes of its own."""
+"""The wait of a client that has lost its run for the functions, which may be processes of its own."""
 
 
 @dataclass
@@ -37,7 +37,7 @@ class WatchedFunction:
     clock: Callable[[], float] = time.monotonic
 
     def seconds(self) -> float:
-        """How long it has run, as far as is known here."""
+        """Seconds that it has run, as far as is known here."""
         return self.age_s + self.watched_s()
 
     def from_its_start(self) -> "WatchedFunction":
@@ -45,7 +45,7 @@ class WatchedFunction:
         return replace(self, since_s=self.since_s - self.age_s, age_s=0.0)
 
     def watched_s(self) -> float:
-        """How much of that was since this client has known of it."""
+        """Seconds of that since this client has known of it."""
         return (self.clock() if self.ended_s is None else self.ended_s) - self.since_s
 
 
@@ -53,8 +53,8 @@ class WatchedFunction:
 class WatchedWorker:
     """A worker, with the functions that were or are it, the newest last.
 
-    `beat` is the last heartbeat that was seen, by attempt and number, and `heard_s` when it was new; heartbeats were
-    last looked for at `looked_s`. `restarts` counts since a step of the run last ended; another one, for
+    `beat` is the last heartbeat that was seen, by attempt and number, and `beat_seen_s` when it was new; heartbeats
+    were last polled at `polled_s`. `restarts` counts since a step of the run last ended; another one, for
     `restart_cause`, is due at `restart_at_s` if that is not None. By its heartbeats it runs in a function of
     `memory_mb`, and has used `peak_bytes` at most; `requests` are those of each attempt.
     """
@@ -66,27 +66,27 @@ class WatchedWorker:
     restart_at_s: float | None = None
     restart_cause: str = ""
     beat: tuple[int, int] = (-1, 0)
-    heard_s: float = 0.0
-    looked_s: float = 0.0
+    beat_seen_s: float = 0.0
+    polled_s: float = 0.0
     peak_bytes: int = 0
     memory_mb: int | None = None
     requests: dict[int, CountsByKind] = field(default_factory=dict)
 
-    def hear(self, heartbeat: Heartbeat, now_s: float) -> None:
-        """Take note of what was the worker's last heartbeat at `now_s`."""
+    def receive(self, heartbeat: Heartbeat, now_s: float) -> None:
+        """Take in the worker's last heartbeat as of `now_s`."""
         self.peak_bytes = max(self.peak_bytes, heartbeat.memory_bytes)
         self.memory_mb = heartbeat.memory_mb
         self.requests[heartbeat.attempt] = heartbeat.counts
         beat = heartbeat.attempt, heartbeat.beat
         if beat != self.beat:
-            self.beat, self.heard_s = beat, now_s
+            self.beat, self.beat_seen_s = beat, now_s
 
     def is_silent(self, now_s: float) -> bool:
-        """Whether its newest function is asleep or never began: nothing was heard of it for too long."""
+        """Return True if its newest function is asleep or never began: no heartbeat came for too long."""
         faults = self.spec.faults
         if self.beat[0] == self.functions[-1].started.attempt:
-            return now_s - self.heard_s > faults.lease_s + 2 * faults.heartbeat_s
-        return now_s - self.heard_s > faults.cold_start_s + faults.start_s + (self.spec.follows_within_s or 0.0)
+            return now_s - self.beat_seen_s > faults.lease_s + 2 * faults.heartbeat_s
+        return now_s - self.beat_seen_s > faults.cold_start_s + faults.start_s + (self.spec.follows_within_s or 0.0)
 
     def plan_restart(self, cause: str, now_s: float) -> None:
         """Restart it at once for the first time since a step has ended, and after a growing pause from then on."""
@@ -96,18 +96,18 @@ class WatchedWorker:
 
 
 def known_seconds(functions: Sequence[StartedFunction], beat: Heartbeat | None) -> list[float]:
-    """How long each function of one worker ran, as far as the storage tells; the functions are in order of their start.
+    """Seconds that each function of one worker ran, as far as storage shows; functions are in order of their start.
 
     One ran at least until its last heartbeat, `beat`, or else until the next one was started in its place. A heartbeat
-    tells how old its function is, so that the clocks of different machines are not compared. 0 is unknown.
+    has the age of its function, so that the clocks of different machines are not compared. 0 is unknown.
     """
     seconds = [
         0.0 if after is None or not function.started_at_s else max(after.started_at_s - function.started_at_s, 0.0)
         for function, after in zip(functions, (*functions[1:], None), strict=False)
     ]
-    heard = [number for number, function in enumerate(functions) if beat and function.attempt == beat.attempt]
-    if beat is not None and heard:  # of several functions that were started as one attempt, the last was probably it
-        seconds[heard[-1]] = beat.alive_s
+    beating = [number for number, function in enumerate(functions) if beat and function.attempt == beat.attempt]
+    if beat is not None and beating:  # of several functions that were started as one attempt, the last was probably it
+        seconds[beating[-1]] = beat.alive_s
     return seconds
 
 
@@ -125,7 +125,7 @@ def joined(function: StartedFunction, beat: Heartbeat | None) -> WatchedFunction
 def attached(
     storage: Storage, keys: Keys, worker: str, runs: Callable[[StartedFunction], bool]
 ) -> list[WatchedFunction]:
-    """The functions of a worker that others have started; `runs` tells which of them still run."""
+    """The functions of a worker that others have started; `runs` says which of them still run."""
     started, now_s = list_functions(storage, keys, worker), time.monotonic()
     beat = newest_heartbeat(storage, keys, worker)
     ran_s = known_seconds(started, beat)
@@ -152,7 +152,7 @@ def start_as_owner(
 ) -> StartedFunction:
     """Start a function; `check_owner` raises Superseded if another client owns the run, and then no function is left.
 
-    It asks again once the function is recorded: who has taken over before that has perhaps not seen the function.
+    It asks again once the function is recorded: a client that took over before that may not have seen the function.
     """
     check_owner()
     begun = start_function(platform, storage, keys, spec, patient=True)

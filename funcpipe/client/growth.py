@@ -10,9 +10,9 @@ from funcpipe.partitioner.cost.formulas import WASTE
 
 LESS_MEMORY = (
     "smaller micro-batches or --recompute auto need less, and so does less data in memory (funcpipe profile --data "
-    "tells how much it takes)"
+    "says how much it takes)"
 )
-"""What a user can do about a stage that does not fit."""
+"""The ways out for a stage that does not fit."""
 
 
 def grown(

@@ -1,4 +1,4 @@
-"""A run whose client is interrupted: it saves a step and ends, and it is said how to go on."""
+"""A run whose client is interrupted: it saves a step and ends, and the error says how to go on."""
 
 import contextlib
 import logging
@@ -22,10 +22,10 @@ _log = logging.getLogger(__name__)
 REASON = "it was interrupted"
 
 _BEATS, _STEPS = 4, 4
-"""How long is waited for a save: the order leaves two heartbeats for all functions to hear of it."""
+"""The wait for a save: the order leaves two heartbeats for all functions to receive it."""
 
-_LOOK_S = 0.5
-"""How long is looked how fast steps are now: those that were measured so far may have been slow."""
+_MEASURE_S = 0.5
+"""Seconds to measure the present pace of steps: earlier ones may have been slower."""
 
 
 @contextlib.contextmanager
@@ -41,21 +41,21 @@ def saved_if_interrupted(prepared: PreparedRun, keys: Keys, supervisor: Supervis
             try:
                 _save(prepared, keys, supervisor)
             except Superseded:
-                raise  # another client looks after the functions
+                raise  # another client supervises the functions
             except RunError as error:
                 _log.warning("run %s: no further step is saved: %s", keys.run, error)
         raise
 
 
 def _save(prepared: PreparedRun, keys: Keys, supervisor: Supervisor) -> None:
-    """Order the run to end after a step of which all functions hear in time, and wait until it has."""
+    """Order the run to end after a step by which all functions have the order, and wait until it has."""
     storage, heartbeat_s = prepared.storage, prepared.faults.heartbeat_s
     record = newest_record(storage, keys.run)
     beats = [beat for beat in read_heartbeats(storage, record) if beat is not None]
-    before, look_s = _reported(storage, keys), min(_LOOK_S, heartbeat_s)
-    time.sleep(look_s)
+    before, measured_s = _reported(storage, keys), min(_MEASURE_S, heartbeat_s)
+    time.sleep(measured_s)
     reported = _reported(storage, keys)
-    paces_s = [look_s / (reported - before)] if reported > before else []
+    paces_s = [measured_s / (reported - before)] if reported > before else []
     step_s = min([*paces_s, *(beat.step_s for beat in beats if beat.step_s)], default=0.0)
     done = max([record.first_step, reported, *(beat.step for beat in beats)])
     notice = 2 + (int(2 * heartbeat_s / step_s) if step_s else 0)  # functions are a step ahead at most
@@ -74,7 +74,7 @@ def _save(prepared: PreparedRun, keys: Keys, supervisor: Supervisor) -> None:
 
 
 def _reported(storage: Storage, keys: Keys) -> int:
-    """How many steps the last stage has reported."""
+    """The number of steps that the last stage has reported."""
     steps = (int(key.removeprefix(keys.step_reports).partition(".")[0]) for key in storage.list(keys.step_reports))
     return max(steps, default=-1) + 1
 

@@ -1,4 +1,4 @@
-"""What is to be trained: a model as layers, its plan, its loss, its optimiser and its data."""
+"""The job of a run: a model as layers, its plan, its loss, its optimiser and its data."""
 
 import logging
 from collections.abc import Callable
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """What is to be trained, on what, and for how long.
+    """A training: the model, the data, and the length.
 
     `dataset` is called in every function that reads data, unless it returns tensors that are in memory here already;
     `loading` says how samples are loaded. `prices` is the platform whose prices the bill is made with.
@@ -71,7 +71,7 @@ class Job:
 
     @property
     def batches(self) -> Batches:
-        """How the samples are dealt out over steps; raises DataError if they do not fill one global batch."""
+        """The samples as dealt out over steps; raises DataError if they do not fill one global batch."""
         return Batches(
             samples=self.samples,
             global_batch=self.plan.global_batch,
@@ -92,12 +92,12 @@ class Job:
         return self.parameters or trainable_shapes(self.graph.module, self.recipe.loss)
 
     def expected_s(self, done: int) -> float | None:
-        """What the steps after the first `done` are expected to take; None if the plan has no estimate."""
+        """The expected seconds of the steps after the first `done`; None if the plan has no estimate."""
         estimate = self.plan.estimate
         return None if estimate is None else (self.steps - done) * (estimate.iteration_s + estimate.overhead_s)
 
     def prepared_data(self) -> PreparedData:
-        """What is trained on, as it is sent. Raises DataError."""
+        """The training data as it is sent. Raises DataError."""
         return sendable(self.dataset, self.loading)
 
     @in_turn()
@@ -119,7 +119,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Learner:
-    """A module, and how it learns.
+    """A module with its way of learning.
 
     `blocks` are the paths of modules to trace as one layer each, besides those of the plan. It goes on with what it has
     `learned` before, if it has. `logged_notes` on the model are not logged again.
@@ -134,7 +134,7 @@ class Learner:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleOrder:
-    """How often, and in which order, samples are trained on; with `steps`, only those of the first that many steps."""
+    """The number of epochs and the order of samples; with `steps`, only those of the first that many steps."""
 
     epochs: int = 1
     seed: int = 0
@@ -241,7 +241,7 @@ def _tried(job: Job, learner: Learner, source: DataSource, opening: FirstBatch, 
 
 
 def _warn_of_counts(job: Job) -> None:
-    """Say that what forwards leave for each other is left more often than in a script."""
+    """Warn that forwards change the state they leave for each other more often than in a script."""
     carried, forwards = job.graph.carried, job.plan.micro_batches
     if carried.names and forwards > 1:
         _log.warning(

@@ -1,4 +1,4 @@
-"""What a whole job is expected to take: from the plan's estimate of one iteration to seconds and dollars of all of it.
+"""The estimate of a whole job: from the plan's estimate of one iteration to seconds and dollars of all of it.
 
 The cost model knows what a step takes, and what its messages cost. Around the steps there is what this module adds: the
 functions' starts, hand-overs and checkpoints, by the same rules by which functions decide on them; the requests with
@@ -28,7 +28,7 @@ from funcpipe.platforms.catalog import load_spec, planned_spec
 from funcpipe.worker.checkpoint_interval import CheckpointInterval
 
 _EMPTY_GETS = 1.5
-"""How often a message is asked for before it is there."""
+"""The requests for a message before it is there."""
 
 _LOAD_REQUESTS = 8
 """Of a function, one after another, before its first task: lease, orders, code, tensors, checkpoints, payloads."""
@@ -40,7 +40,7 @@ _LOAD_CPU_S = 0.6
 """Seconds of one processor to load a stage's code, make its optimiser, and warm up in the first step."""
 
 _POLL_S = 0.2
-"""Pause between two looks of a successor at its predecessor."""
+"""Pause between two polls of a successor for its predecessor."""
 
 
 def within(spec: PlatformSpec, faults: FaultTolerance) -> FaultTolerance:
@@ -57,7 +57,7 @@ def estimate_job(
     prices: PlatformSpec | None = None,
     functions: PlatformSpec | str | None = None,
 ) -> JobEstimate:
-    """What the job of `shape` is expected to take by `plan`, in functions that start and live as those of `functions`.
+    """The estimate of the job of `shape` by `plan`, in functions that start and end as those of `functions`.
 
     `prices` are by default those of the plan's platform, and so are functions. Raises PlanError for a plan without an
     estimate.
@@ -97,7 +97,7 @@ class _JobCosts:
         self._checkpoint_steps = self._interval()
 
     def estimate(self) -> JobEstimate:
-        """All items; the time that everything takes decides how often functions beat and the client looks."""
+        """All items; the time that everything takes decides how often functions beat and the client polls."""
         plan, shape = self._plan, self._shape
         start, training, validation = self._start(), self._training(), self._validation()
         checkpoints = self._checkpoints()
@@ -206,7 +206,7 @@ class _JobCosts:
         return JobItem(count=count, seconds=seconds, functions_usd=seconds * self._usd_s, requests_usd=usd)
 
     def _hand_overs(self, start_s: float, worked_s: float) -> JobItem:
-        """Functions that live `lifetime_s` start successors, which run beside them until they are ready."""
+        """Functions with a lifetime of `lifetime_s` start successors, which run beside them until they are ready."""
         lifetime_s, steps = self._faults.lifetime_s, self._shape.steps + self._shape.forward_steps
         if lifetime_s is None or not steps:
             return JobItem()
@@ -214,16 +214,16 @@ class _JobCosts:
         leaves_s = leaves_at_s(lifetime_s, self._step_s, self._save_s)
         cold_s = self._faults.cold_start_s  # which is over when a lifetime begins
         left_s = worked_s - max(leaves_s - start_s + cold_s, self._step_s)
-        lives = max(0, math.ceil(left_s / max(leaves_s - beside_s + cold_s - self._pause_s, self._step_s)))
-        lives = min(lives, steps - 1)
+        hand_overs = max(0, math.ceil(left_s / max(leaves_s - beside_s + cold_s - self._pause_s, self._step_s)))
+        hand_overs = min(hand_overs, steps - 1)
         workers, spec = self._plan.workers, self._prices
         polls = max(beside_s / _POLL_S, 0)
         one_usd = self._one_start_usd() + spec.request_usd(puts=8, gets=8 + polls, empty_gets=4 + polls)
         return JobItem(
-            count=lives * workers,
-            seconds=lives * self._pause_s,
-            functions_usd=lives * (self._pause_s + beside_s) * self._usd_s,
-            requests_usd=lives * workers * one_usd,
+            count=hand_overs * workers,
+            seconds=hand_overs * self._pause_s,
+            functions_usd=hand_overs * (self._pause_s + beside_s) * self._usd_s,
+            requests_usd=hand_overs * workers * one_usd,
         )
 
     def _files(self) -> int:
@@ -231,13 +231,13 @@ class _JobCosts:
         return sum(max(1, math.ceil(saved / (64 << 20))) for saved in self._saved_bytes)
 
     def _watching_usd(self, total_s: float) -> float:
-        """Dollars of one worker's heartbeats, its looks for orders, and its looks at its lease before writes."""
+        """Dollars of one worker's heartbeats, its polls for orders, and its checks of its lease before writes."""
         beats, checks = total_s / self._faults.heartbeat_s, total_s / self._faults.lease_s
         found, empty = beats + checks, 2 * beats + checks
         return self._prices.request_usd(puts=beats, gets=found + empty, empty_gets=empty)
 
     def _client_usd(self, total_s: float) -> float:
-        """Dollars of what a client asks for that starts the run, watches it, and collects what it leaves."""
+        """Dollars of the requests of a client that starts the run, watches it, and collects its result."""
         steps, files = self._shape.steps, self._files()
         counts = request_counts(
             self._plan, self._faults, steps=steps, step_s=self._step_s, total_s=total_s, files=files
@@ -257,6 +257,6 @@ class _JobCosts:
         return list(zip(self._sizes, stage_bytes, strict=True))
 
     def _slowest_s(self, stage_bytes: list[float], *, up: bool) -> float:
-        """How long the slowest stage moves its bytes."""
+        """Seconds that the slowest stage moves its bytes."""
         sizes = self._by_size(stage_bytes)
         return max(moved / (size.upload_bytes_s if up else size.download_bytes_s) for size, moved in sizes)

@@ -1,4 +1,4 @@
-"""How much a job has to do: epochs, steps, validations, and what a client downloads at its end."""
+"""The size of a job: epochs, steps, validations, and what a client downloads at its end."""
 
 import math
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from funcpipe.training.evaluation import evaluation_batches
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobShape:
-    """How much is to be done: `steps` steps of `epochs` epochs are left, and `forward_steps` that validate.
+    """The work to do: `steps` steps of `epochs` epochs are left, and `forward_steps` that validate.
 
     A forward-only step takes `forward_step_s`; None stands for the part of an iteration that its forwards take. With
     `averaged`, checkpoints hold an average of the parameters too. What the run has cost before is `earlier_usd`. At its

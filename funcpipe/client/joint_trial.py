@@ -1,4 +1,4 @@
-"""Outputs and targets of micro-batches, laid side by side, must be those of a whole batch: that is tried before a run.
+"""Outputs and targets of micro-batches, laid side by side, must be those of a whole batch: tried before a run.
 
 Some samples run together, as they do in one process, and in two parts, as in functions. The model is in training mode,
 but without dropout, and with BatchNorm's running statistics, so that it should make the same of a sample in either.
@@ -25,7 +25,7 @@ from funcpipe.training.data import LoadedBatch
 from funcpipe.training.recipe import Recipe
 
 _MOST = 32
-"""How many samples the loss is rehearsed with, or two micro-batches if these are more."""
+"""The number of samples that the loss is rehearsed with, or two micro-batches if these are more."""
 
 _ROUNDING = 1e-3
 """The share by which an output may differ: a model's sums depend on the size of the batch."""
@@ -135,7 +135,7 @@ def _check_same(whole: Any, joined: Any, half: int, *, but: set[int], tolerance:
 
 
 def _apart(one: Tensor, other: Tensor) -> float:
-    """By which share of itself `one` differs; whole numbers that follow from others may differ by rounding."""
+    """The share of itself by which `one` differs; whole numbers that follow from others may differ by rounding."""
     if not (one.is_floating_point() or one.is_complex()):
         return float((one != other).any())
     known = one.isfinite() & other.isfinite()

@@ -1,4 +1,4 @@
-"""What is kept of a run that has finished, for a report of it."""
+"""The material for a report of a run that was kept."""
 
 from funcpipe.client.prices import prices_at
 from funcpipe.client.results import load_trace

@@ -1,4 +1,4 @@
-"""Start a prepared run, follow it to its end, collect what it leaves, and clean up behind it."""
+"""Start a prepared run, follow it to its end, collect its result, and clean up behind it."""
 
 import contextlib
 import logging
@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from funcpipe.client.commands import after_failure, after_interrupt, after_removal, before_start
-from funcpipe.client.ending import end_generation, end_leftovers
 from funcpipe.client.finish import billed, collect_kept, finish
 from funcpipe.client.follow import collect_finished, follow
 from funcpipe.client.interruption import interrupted, saved_if_interrupted
-from funcpipe.client.onlookers import OnlyOnce, look_on, still_there
 from funcpipe.client.prepare import PreparedRun
 from funcpipe.client.results import OnProgress, RunResult, ignore_progress
+from funcpipe.client.standby import OncePerStep, check_not_gone, follow_as_standby
 from funcpipe.client.supervisor import Supervisor
+from funcpipe.client.takeover import end_generation, end_leftovers
 from funcpipe.client.upload import upload
 from funcpipe.core import RunRecord
 from funcpipe.core.stores import DEFAULT, urls_by_kind
@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> RunResult:
-    """Train, or watch the run if functions are training it already or have done so, and collect what it leaves.
+    """Train, or watch the run if functions are training it already or have done so, and collect its result.
 
     Raises WorkerFailed, RunHalted or DeadlineExceeded, naming run, worker and task. A worker that dies is restarted. At
     the end no function runs and no object of the run is left, except what is kept of a failed run to resume it, and the
@@ -56,11 +56,11 @@ def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> 
     only watched go on: RunInterrupted says which.
     """
     if prepared.running is not None:
-        with _told_what_next(prepared, kept=True):
+        with _with_next_commands(prepared, kept=True):
             return _billed(prepared, _watch(prepared, prepared.running, on_progress))
     run, kept = prepared.name, prepared.faults.keep
     try:
-        with _told_what_next(prepared, kept=kept) as begun, keep_client_log(run), _owned(prepared) as owner:
+        with _with_next_commands(prepared, kept=kept) as begun, keep_client_log(run), _owned(prepared) as owner:
             fenced, keys = _begin(prepared, owner)
             with _removed_if_it_fails(owner, run, keep=kept), _supervisor(fenced, keys, owner, keep=kept) as supervisor:
                 _start(fenced, keys, supervisor)
@@ -105,28 +105,28 @@ def _billed(prepared: PreparedRun, result: RunResult) -> RunResult:
 def _watch(prepared: PreparedRun, record: RunRecord, on_progress: OnProgress) -> RunResult:
     """Follow a run that others have started to its end, and keep or delete what it leaves; or read what was kept.
 
-    One client at a time looks after the functions; others see how far the run comes, and wait for their turn.
+    One client at a time supervises the functions; others follow the progress, and wait for their turn.
     """
     keys = Keys.of(record)
-    told = OnlyOnce(on_progress)
+    unseen = OncePerStep(on_progress)
     try:
         while True:
             try:
                 with keep_client_log(keys.run), _owned(prepared, watches=True) as owner:
-                    still_there(prepared.storage, record)
+                    check_not_gone(prepared.storage, record)
                     finished = find_finished(prepared.storage, keys)
                     if finished is not None:
-                        return collect_kept(prepared, record, finished, told)
+                        return collect_kept(prepared, record, finished, unseen)
                     spent = spent_so_far(prepared.storage, record)  # until now, however long others have watched
                     fenced = replace(prepared, storage=owner.storage, account=spent)
-                    result = _follow_to_end(fenced, record, keys, told, owner)
+                    result = _follow_to_end(fenced, record, keys, unseen, owner)
                     finish(fenced, keys, owner, result)
                     return result
             except RunTaken as taken:
                 if not taken.watches:
                     raise
-                _log.info("run %s: is looked after by another client: %s", keys.run, taken.owner)
-                look_on(prepared.storage, record, told)
+                _log.info("run %s: another client supervises it: %s", keys.run, taken.owner)
+                follow_as_standby(prepared.storage, record, unseen)
     except KeyboardInterrupt:
         raise interrupted(prepared, running=not prepared.has_finished, kept=True) from None
 
@@ -134,7 +134,7 @@ def _watch(prepared: PreparedRun, record: RunRecord, on_progress: OnProgress) ->
 def _follow_to_end(
     prepared: PreparedRun, record: RunRecord, keys: Keys, on_progress: OnProgress, owner: Owner
 ) -> RunResult:
-    """What the run leaves, once the functions have ended that others have started."""
+    """The result of the run, once the functions have ended that others have started."""
     if prepared.resumed is not None:
         return collect_finished(prepared, record, prepared.resumed, on_progress)
     _log.info("run %s: watches generation %d, which still runs", keys.run, keys.generation)
@@ -175,7 +175,7 @@ def _begin(prepared: PreparedRun, owner: Owner) -> tuple[PreparedRun, Keys]:
     except RunUnknown:
         newest = None
     if newest != before:
-        raise RunTaken(run, "another client, which has begun or ended it since this one has looked")
+        raise RunTaken(run, "another client, which has begun or ended it since this one checked")
     end_leftovers(owner.storage, run, prepared.reopen, keep=before)
     urls = urls_by_kind(prepared.storage_url)
     apart = [kind for kind in ("messages", "sums") if urls.get(kind, urls[DEFAULT]) != urls[DEFAULT]]
@@ -252,23 +252,23 @@ def _record(prepared: PreparedRun, keys: Keys) -> RunRecord:
 
 
 @contextlib.contextmanager
-def _told_what_next(prepared: PreparedRun, *, kept: bool) -> Iterator[threading.Event]:
+def _with_next_commands(prepared: PreparedRun, *, kept: bool) -> Iterator[threading.Event]:
     """Add to a failure the commands that help, as a note: tracebacks and the command line show it.
 
-    What is yielded is to be set once the run has begun, if there was none before: until then nothing of it is kept.
+    The event that it yields must be set once a new run has begun: until then nothing of it is kept.
     """
     begun = threading.Event()
     if prepared.resumed is not None or prepared.running is not None:
         begun.set()
     try:
         yield begun
-    except (RunTaken, Superseded):  # the run is another client's, who goes on with it
+    except (RunTaken, Superseded):  # the run is another client's, which goes on with it
         raise
     except RunError as error:
         run = prepared.name
         storage, platform = prepared.storage_url, prepared.platform.url
-        told = after_failure(run, storage, expires=prepared.expires) if kept else after_removal(run, platform)
-        error.add_note("\n".join(told if begun.is_set() else before_start(run)))
+        commands = after_failure(run, storage, expires=prepared.expires) if kept else after_removal(run, platform)
+        error.add_note("\n".join(commands if begun.is_set() else before_start(run)))
         raise
 
 

@@ -1,4 +1,4 @@
-"""What calls of a loss leave for the next ones: found by calling it on one micro-batch, and on another one after it.
+"""The state that calls of a loss leave for the next ones: found by calls on one micro-batch, and on another after it.
 
 As with the forwards of a model, what every call writes anew, such as the parts of the loss for a log, does not count:
 it is the same after two calls as after the second alone.
@@ -52,7 +52,7 @@ class LossCalls:
             )
 
     def carried(self, output: Any, target: Any, value: Any = None) -> Carried:
-        """What calls leave for the next ones; the first was made by the caller, and returned `value`, if it is given.
+        """The state that calls leave for the next ones; with a `value`, the caller made the first, which returned it.
 
         Raises ModelError for what cannot be kept with a stage.
         """

@@ -1,4 +1,4 @@
-"""The losses that a run has left in its storage, or a file: what a loss model is fitted to."""
+"""The losses that a run has left in its storage, or a file, to fit a loss model to."""
 
 import csv
 import json
@@ -19,7 +19,7 @@ from funcpipe.runstate.step_reports import load_reported
 
 
 def run_curve(run: str, *, storage: str | Storage) -> LossCurve:
-    """The mean loss of each step of a run that has finished and was kept, or that still trains, as far as it is told.
+    """The mean loss of each step of a run that has finished and was kept, or of one that still trains, so far.
 
     Raises RunUnknown, or RunKeyMissing for a run of another machine.
     """
@@ -31,14 +31,16 @@ def run_curve(run: str, *, storage: str | Storage) -> LossCurve:
         losses = list(finished.losses)
     else:
         last = len(record.plan.stages) - 1
-        told = [load_reported(own, keys, worker_name(last, replica)).reports for replica in range(record.plan.replicas)]
+        reported = [
+            load_reported(own, keys, worker_name(last, replica)).reports for replica in range(record.plan.replicas)
+        ]
         step = record.first_step
-        while all(step in reports for reports in told):
-            own_reports = [reports[step] for reports in told]
+        while all(step in reports for reports in reported):
+            own_reports = [reports[step] for reports in reported]
             losses.append(sum(one.loss_sum for one in own_reports) / sum(one.samples for one in own_reports))
             step += 1
     if not losses:
-        raise RunUnknown(f"run {run} has told of no loss yet; try again later")
+        raise RunUnknown(f"run {run} has reported no loss yet; try again later")
     steps = tuple(float(step) for step in range(record.began_step + 1, record.began_step + len(losses) + 1))
     return LossCurve(steps=steps, losses=tuple(losses), batch=record.plan.global_batch)
 

@@ -1,4 +1,4 @@
-"""The loss of a batch beside those of its parts, and what is said where the one is not the mean of the others."""
+"""The loss of a batch beside those of its parts, and the error where the one is not the mean of the others."""
 
 import math
 from collections.abc import Sequence
@@ -28,7 +28,7 @@ class Compared:
 
     @classmethod
     def nothing(cls) -> "Compared":
-        """What cannot be compared, and so does not differ."""
+        """A comparison of nothing, which does not differ."""
         return cls(apart=0.0)
 
     @classmethod
@@ -62,13 +62,13 @@ class Compared:
 
     @property
     def differs(self) -> bool:
-        """Whether the one is not the other, by more than rounding."""
+        """True if the one differs from the other by more than rounding."""
         apart = self.apart is not None and self.apart > self.tolerance
         return apart or not math.isclose(self.whole, self.mean, rel_tol=self.tolerance)
 
     @property
     def is_sum(self) -> bool:
-        """Whether the loss adds up over samples."""
+        """True if the loss adds up over samples."""
         return math.isclose(self.whole, sum(loss for loss, _ in self.parts), rel_tol=max(self.tolerance, 1e-3))
 
 
@@ -81,14 +81,14 @@ def mean_and_weight(found: Any, samples: int) -> tuple[Tensor, float]:
 
 
 def rounding_of(tensor: Tensor) -> float:
-    """What rounding may amount to: where numbers have 16 bits, more than where they have 32."""
+    """The bound of rounding: where numbers have 16 bits, more than where they have 32."""
     return 4 * torch.finfo(tensor.dtype).eps if tensor.dtype in (torch.float16, torch.bfloat16) else 0.0
 
 
 def as_refused(
     found: Compared, global_batch: int, reduction: Reduction = Reduction.MEAN, *, own_loss: bool = False
 ) -> str:
-    """What is wrong with such a loss, and what to do; the model's own loss is computed in its forward."""
+    """The error for such a loss, and the way out; the model's own loss is computed in its forward."""
     if reduction is not Reduction.MEAN:
         return (
             f"the loss of a batch is not the sum over its micro-batches, divided by the sum of their weights, as "

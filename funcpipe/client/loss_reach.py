@@ -1,4 +1,4 @@
-"""What a loss must not hold: parameters of the model, which it would have a copy of, and what cannot be trained."""
+"""A check that a loss holds no parameters of the model, which it would copy, and none that cannot be trained."""
 
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy

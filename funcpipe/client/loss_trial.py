@@ -1,7 +1,7 @@
-"""Whether the loss of a batch is the mean of its micro-batches' losses, as training by micro-batches takes it to be.
+"""A trial of the assumption of micro-batches: the loss of a batch is the mean of its micro-batches' losses.
 
 A few samples are computed together. Their loss, and its gradient with respect to the model's output, are compared with
-those of the same samples in parts: gradients tell apart what values do not, as at the start of training, when all
+those of the same samples in parts: gradients differ where values do not, as at the start of training, when all
 tokens have the same loss. To have more targets than outputs, outputs are used for several of them in turn.
 """
 
@@ -64,7 +64,7 @@ class _Incomparable(Exception):
 
 @dataclass(frozen=True)
 class _Trial:
-    """Compares the loss of some outputs of a model with that of parts of them."""
+    """A comparison of the loss of some outputs of a model with that of parts of them."""
 
     model: nn.Module
     recipe: Recipe
@@ -74,7 +74,7 @@ class _Trial:
     seed: int
 
     def compared(self) -> Compared | None:
-        """What was found; None if outputs or targets do not lie by samples, or the loss fails on parts of them."""
+        """The comparison; None if outputs or targets do not lie by samples, or the loss fails on parts of them."""
         own = self.samples.micro_batch
         for count in dict.fromkeys((3 if own == 2 else 2, 2 * own)):
             found = self._of(count)
@@ -83,7 +83,7 @@ class _Trial:
         return None
 
     def _of(self, count: int) -> Compared | None:
-        """What a batch of `count` samples shows."""
+        """The comparison for a batch of `count` samples."""
         try:
             batch = self.samples.load(self.samples.unlike(count))
             with torch.no_grad(), autocast_to(self.recipe.precision):

@@ -32,7 +32,7 @@ _LEAST = 1e-6
 
 
 def compare_model(model: nn.Module, recipe: Recipe, samples: SpreadSamples, *, seed: int) -> Compared | None:
-    """What the loss of some samples shows, with the model's forward; None if it runs neither in eval nor in training
+    """Compare the losses of some samples, with the model's forward; None if it runs neither in eval nor in training
     mode on so few samples.
     """
     for count in (2, 4):
@@ -108,7 +108,7 @@ def _compared(whole: _Run, parts: Sequence[_Run], recipe: Recipe) -> Compared:
 
 
 def _measures(whole: _Run, parts: Sequence[_Run], number: int) -> Iterator[tuple[float, float]]:
-    """What should be alike in one tensor of the output: for each part, the size of the gradients of its samples.
+    """The measures of one tensor of the output that should agree: the size of the gradients of each part's samples.
 
     Of a tensor in which samples do not lie, what it adds to the loss.
     """

@@ -1,4 +1,4 @@
-"""What a run took beside what its plan predicted, filed in the local history when the run has ended."""
+"""Observations of a finished run beside its plan's predictions, for the local history."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
@@ -19,7 +19,7 @@ _TRANSFER = ("put-activation", "get-activation", "put-gradient", "get-gradient")
 
 
 def file_run(prepared: PreparedRun, result: RunResult) -> None:
-    """File what the run took, if its plan has predicted it; what goes wrong is a warning, and no failure of the run."""
+    """File what the run took, if its plan has predicted it; errors are warnings, and do not fail the run."""
     with filing(f"run {result.run}"):
         if (path := history_file()) is None:
             return
@@ -30,12 +30,12 @@ def file_run(prepared: PreparedRun, result: RunResult) -> None:
 
 
 def place_of(url: str, spec: PlatformSpec) -> str:
-    """Where functions ran: the platform's name, or `local`, if need be with whose limits."""
+    """The place where functions ran: the platform's name, or `local`, if need be with whose limits."""
     return local_place(spec.name) if url.startswith(f"{LOCAL}:") else spec.name
 
 
 def observed(plan: Plan, functions: PlatformSpec, result: RunResult, *, ran_on: str) -> tuple[Observation, ...]:
-    """What `plan` predicted beside what `result` took; nothing without an estimate or without a trace of steps.
+    """The predictions of `plan` beside observations of `result`; none without an estimate or without a trace of steps.
 
     `functions` says how long their starts were expected to take.
     """

@@ -1,4 +1,4 @@
-"""Keeps all layers in one stage where the optimiser needs that."""
+"""Plans of one stage, where the optimiser needs that."""
 
 import logging
 from collections.abc import Callable
@@ -26,8 +26,8 @@ def search(
     pins: Pins,
     time_limit_s: float | None,
 ) -> Plan:
-    """The plan that is found in some `way`; of one stage if the optimiser of `recipe` does not train `model`
-    alike in several.
+    """The plan that is found in some `way`; of one stage if the optimiser of `recipe` trains `model`
+    otherwise in several.
 
     Raises PlanError if cuts are pinned then, Infeasible if no plan fits.
     """

@@ -1,4 +1,4 @@
-"""Data as users give it: opened here, to look at it, and as what functions call to open it there."""
+"""Data as users give it: opened here to be checked, and as a factory for functions."""
 
 from collections.abc import Callable
 from dataclasses import replace

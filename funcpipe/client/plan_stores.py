@@ -1,4 +1,4 @@
-"""Whether a run's storage has what its plan asks for: a URL for each store, whose prices are known."""
+"""A check that a run's storage has all stores of its plan, each with a URL and known prices."""
 
 from funcpipe.core import Plan, PlatformSpec
 from funcpipe.core.stores import DEFAULT, KINDS, urls_by_kind

@@ -1,7 +1,7 @@
-"""How often a client asks the storage whether the next step of a run has ended.
+"""A client's polls of the storage for the next step of a run.
 
 Every question is a request, and no function waits for the answer: a step that is seen late costs nothing. So the pauses
-are about as long as steps take, and shorter only at first, as long as nobody knows how long that is.
+are about as long as steps take, and shorter only at first, as long as that is unknown.
 """
 
 import time
@@ -11,15 +11,15 @@ from typing import TypeVar
 _Found = TypeVar("_Found")
 
 SUPERVISE_S = 0.1
-"""Pause between two looks at functions, which platforms are asked about no more often than they can bear."""
+"""Pause between two polls of functions; platforms are asked no more often than they can bear."""
 
 _FIRST_S, _LEAST_MOST_S, _MOST_S = 0.05, 0.2, 5.0
 _LATE_SHARE = 0.25
-"""How much of the time that a step has taken so far its end may be seen late."""
+"""The share of a step's time so far by which its end may be seen late."""
 
 
 class StepPolls:
-    """Asks until a step has ended, after pauses that depend on how long steps take, up to `heartbeat_s`."""
+    """Polls until a step has ended, with pauses that depend on how long steps take, up to `heartbeat_s`."""
 
     def __init__(
         self,
@@ -37,7 +37,7 @@ class StepPolls:
 
     @property
     def step_s(self) -> float:
-        """How long a step takes, as far as this client has seen steps end; 0 is unknown."""
+        """Seconds of a step, as far as this client has seen steps end; 0 is unknown."""
         return self._step_s
 
     def now_s(self) -> float:
@@ -45,14 +45,14 @@ class StepPolls:
         return self._clock()
 
     def pause_s(self, waited_s: float) -> float:
-        """How long to pause before the next question, when the end of a step has been waited for so long."""
+        """Seconds to pause before the next poll, when the end of a step has been waited for so long."""
         most_s = min(max(self._step_s, _LEAST_MOST_S) if self._step_s else _MOST_S, _MOST_S, self._heartbeat_s)
         return min(max(_LATE_SHARE * waited_s, self._step_s / 2, _FIRST_S), most_s)
 
     def until(self, find: Callable[[], _Found | None], meanwhile: Callable[[], None]) -> tuple[_Found, bool]:
-        """What `find` finds, asked again until that is something, and whether it had to be waited for.
+        """Call `find` until it finds something; return that, and True if it had to be waited for.
 
-        `meanwhile` looks after other things, every SUPERVISE_S; an error that it raises ends the wait.
+        `meanwhile` is called every SUPERVISE_S; an error that it raises ends the wait.
         """
         began_s, waited = self._clock(), False
         while (found := find()) is None:

@@ -46,7 +46,7 @@ from funcpipe.training.teacher_checks import check_decays
 _log = logging.getLogger(__name__)
 
 Confirm = Callable[[JobEstimate | None], None]
-"""Is told, before functions start, what the job is expected to take; what it raises ends `train` or `start`."""
+"""A callback that gets the job's estimate before functions start; what it raises ends `train` or `start`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,7 +84,7 @@ class PreparedRun:
 
     @property
     def has_finished(self) -> bool:
-        """Whether all steps are done, so that what the run has left is only to be collected."""
+        """True if all steps are done, so that the result is only to be collected."""
         return self.running is not None and self.resumed is not None
 
     @property
@@ -100,17 +100,17 @@ class PreparedRun:
         return 0 if self.learned is None else self.learned.epochs * self.job.batches.steps_per_epoch
 
     def epochs_after(self, steps: int) -> int:
-        """How many epochs the run has begun once it has done `steps` steps; it may have ended early."""
+        """The number of epochs that the run has begun once it has done `steps` steps; it may have ended early."""
         began_step = self.began_step if self.running is None else self.running.began_step
         return math.ceil((began_step + steps) / self.job.batches.steps_per_epoch)
 
     def ask(self, confirm: Confirm | None) -> None:
-        """Let `confirm` say whether functions are to be started, if any are; it is told what that is to take."""
+        """Ask `confirm` before functions are started, if any are, with the estimate."""
         if confirm is not None and self.running is None:
             confirm(self.estimate)
 
     def state_of(self, stage: int) -> StageState | None:
-        """What the stage of that number had learned when the run was saved, if it was, or before it."""
+        """The state of the stage of that number when the run was saved, if it was, or before it."""
         if self.resumed is None and self.learned is not None:
             return self.learned.state_of(self.stages[stage].module)
         if self.resumed is None or self.resumed.state is None:
@@ -119,7 +119,7 @@ class PreparedRun:
 
     @property
     def validations(self) -> tuple[ValidationReport, ...]:
-        """What validations of earlier generations have found."""
+        """The reports of validations of earlier generations."""
         return () if self.resumed is None else self.resumed.validations
 
     def best_of(self, stage: int) -> tuple[int, StageState] | None:
@@ -245,7 +245,7 @@ def _estimate(
     account: RunAccount,
     learned: Learned | None,
 ) -> JobEstimate | None:
-    """What the steps that are left are expected to take, and all that the run has cost; None if the plan has none."""
+    """The estimate of the steps that are left, with all that the run has cost; None if the plan has none."""
     if job.plan.estimate is None or len(job.plan.estimate.stages) != len(job.plan.stages):
         return None
     done, earlier_usd = _done(job, before.resumed, learned), account.spent_usd + account.requests_usd
@@ -254,7 +254,7 @@ def _estimate(
 
 
 def _done(job: Job, resumed: ResumePoint | None, learned: Learned | None) -> int:
-    """How many steps are done."""
+    """The number of steps that are done."""
     if resumed is not None:
         return resumed.step
     return 0 if learned is None else learned.epochs * job.batches.steps_per_epoch

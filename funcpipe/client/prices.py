@@ -1,4 +1,4 @@
-"""At whose prices a run is billed, and limited: those of the region where its functions run."""
+"""The prices by which a run is billed and limited: those of the region where its functions run."""
 
 import logging
 
@@ -32,6 +32,6 @@ def prices_at(url: str, prices: PlatformSpec, *, given: bool) -> PlatformSpec:
 def estimated_prices(
     platform: str | PlatformSpec | None, plan: Plan, *, given: PlatformSpec | None, planned: PlatformSpec | None
 ) -> PlatformSpec:
-    """What a job by `plan` is estimated at: the `given` prices, or those it was `planned` with, where `platform` is."""
+    """The prices for estimates of a job by `plan`: the `given` ones, or the `planned` ones at `platform`."""
     prices = given or planned or planned_spec(plan)
     return prices_at(platform, prices, given=given is not None) if isinstance(platform, str) else prices

@@ -1,4 +1,4 @@
-"""A user's module is traced and measured for each length that its data has."""
+"""Profiles of a user's module, traced and measured for each length that its data has."""
 
 import contextlib
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ from funcpipe.training.recipe import Recipe
 from funcpipe.training.teacher_checks import followed
 
 SampleInputs = Tensor | tuple[Any, ...] | Mapping[str, Any] | list[Bucket] | DataLoader[Any]
-"""What `profile` takes: inputs, by position or by name, Buckets of them, or the DataLoader that makes micro-batches."""
+"""Samples for `profile`: inputs, by position or by name, Buckets of them, or the DataLoader of micro-batches."""
 
 
 def profile_inputs(

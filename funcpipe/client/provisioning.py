@@ -1,4 +1,4 @@
-"""What to rent for a whole job, with our own plans priced by the job estimate."""
+"""The ways to rent for a whole job, with our own plans priced by the job estimate."""
 
 from collections.abc import Callable, Sequence
 
@@ -26,7 +26,7 @@ def provision_inputs(
     count_server: bool = False,
     faults: FaultTolerance = DEFAULT_FAULTS,
 ) -> Inputs:
-    """What all ways plan from; `spec` is by default the profile's platform, `market` may be a name or a file."""
+    """The inputs of all ways; `spec` is by default the profile's platform, `market` may be a name or a file."""
     platform = spec or load_spec(profile.platform)
     return Inputs(
         profile=profile,

@@ -1,6 +1,6 @@
 """The first step at home: one micro-batch through model, loss, backward and optimiser, before any function starts.
 
-What is wrong with them is told here, for nothing. The model, its gradients and the random number generators are
+Their errors are found here, for nothing. The model, its gradients and the random number generators are
 afterwards what they were. No more than the gradients and a few of the parameters are held besides the model.
 """
 
@@ -40,7 +40,7 @@ from funcpipe.training.recipe import LossFunction, Recipe
 _log = logging.getLogger(__name__)
 
 _AT_A_TIME_BYTES = 64 << 20
-"""About how many bytes of parameters are copied at a time, to be updated."""
+"""About the bytes of parameters that are copied at a time, to be updated."""
 
 
 def rehearse(
@@ -98,8 +98,8 @@ def rehearse(
 
 
 def carried_by_loss(model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, seed: int) -> Carried:
-    """What calls of the loss leave for the next ones, where nothing else is tried: it is called if it holds modules of
-    the user's, which alone may keep something.
+    """The state that calls of the loss leave for the next ones, where nothing else is tried: it is called if it holds
+    modules of the user's, which alone may keep something.
     """
     if all(is_from_torch(module) for module in modules_of(recipe.loss)):
         return NOTHING_CARRIED
@@ -234,7 +234,7 @@ def _settings(optimizer: torch.optim.Optimizer) -> str:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all elements are finite; most often one sum tells."""
+    """Return True if all elements are finite; most often one sum decides."""
     values = tensor.detach()
     values = values.coalesce().values() if values.layout is torch.sparse_coo else values
     return bool(torch.isfinite(values.sum())) or bool(torch.isfinite(values).all())
@@ -243,7 +243,7 @@ def is_finite(tensor: Tensor) -> bool:
 def _not_finite(
     model: nn.Module, batch: LoadedBatch, output: Any, number: float
 ) -> tuple[type[DataError | ModelError], str]:
-    """Why the loss of the first micro-batch is not finite, the data, the model or the loss itself, and its error."""
+    """The cause of a first loss that is not finite, the data, the model or the loss itself, and its error."""
     said = f"the loss of the first micro-batch is {number}"
     inputs = names_of({**dict(enumerate(batch.args)), **batch.kwargs}, "input")
     for name, tensor in itertools.chain(inputs, names_of(batch.target, "target")):
@@ -259,7 +259,7 @@ def _not_finite(
 
 
 def _bad_samples(name: str, tensor: Tensor) -> str:
-    """Which samples of the first micro-batch are not finite in one tensor, by their number in the dataset."""
+    """The samples of the first micro-batch that are not finite in one tensor, by their number in the dataset."""
     bad = ~torch.isfinite(tensor)
     rows = bad.reshape(len(bad), -1).any(1).nonzero().flatten().tolist() if tensor.dim() else [0]
     what = "NaN" if torch.isnan(tensor).any() else "an infinity"
@@ -271,7 +271,7 @@ def _first_not_finite(model: nn.Module, batch: LoadedBatch) -> str | None:
     found: list[str] = []
     handles = []
 
-    def look(path: str) -> Any:
+    def hook_of(path: str) -> Any:
         def hook(module: nn.Module, args: Any, output: Any) -> None:
             tensors = [tensor for _, tensor in names_of(output, "")]
             if not found and not all(is_finite(t) for t in tensors if t.is_floating_point()):
@@ -280,7 +280,7 @@ def _first_not_finite(model: nn.Module, batch: LoadedBatch) -> str | None:
         return hook
 
     for path, module in model.named_modules():
-        handles.append(module.register_forward_hook(look(path)))
+        handles.append(module.register_forward_hook(hook_of(path)))
     try:
         _forward(model, batch)
     finally:

@@ -1,4 +1,4 @@
-"""The loss of the first micro-batch: whether the loss function takes the output, and returns what training needs."""
+"""The loss of the first micro-batch: checks that the loss takes the output, and returns what training needs."""
 
 import traceback
 import warnings
@@ -69,7 +69,7 @@ def _check_shapes(warned: list[warnings.WarningMessage], output: Any, target: An
 
 
 def names_of(value: Any, name: str) -> Iterator[tuple[str, Tensor]]:
-    """The tensors in nested tuples, lists and dictionaries, and where they are."""
+    """The tensors in nested tuples, lists and dictionaries, with their places."""
     if isinstance(value, Tensor):
         yield name, value
     elif isinstance(value, Mapping):
@@ -92,7 +92,7 @@ def described(value: Any) -> str:
 
 
 def _hint(output: Any, target: Any) -> str:
-    """What most often is the matter with a target that the loss does not take."""
+    """The most frequent cause for a target that the loss does not take."""
     if not isinstance(output, Tensor) or not isinstance(target, Tensor) or output.dim() < 1:
         return ""
     if target.dim() == output.dim() - 1:

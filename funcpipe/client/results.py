@@ -1,4 +1,4 @@
-"""What a run tells its client while it goes on, and what it leaves: read from storage here, and nowhere else."""
+"""The progress and the result of a run, read from storage."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from torch import Tensor
 
 from funcpipe.client.functions import WatchedFunction, unwatched_functions
-from funcpipe.client.result_shown import result_shown
+from funcpipe.client.result_summary import result_summary
 from funcpipe.client.trained_loss import TrainedLoss
 from funcpipe.core import (
     DEFAULT_STORES,
@@ -42,14 +42,14 @@ from funcpipe.training.state_shards import unshard
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a run has come: `step` of `steps` has ended, with the mean `loss` over its samples.
+    """The progress of a run: `step` of `steps` has ended, with the mean `loss` over its samples.
 
     `samples_per_s` is what this client has seen since the first step that it waited for. `cost_usd` is what the run has
-    cost since it was first started: its functions' time, their requests as far as they have told, and this client's.
+    cost since it was first started: its functions' time, their requests as last reported, and this client's.
     `elapsed_s` is how long it has taken. Of the steps, `skipped` updated nothing, as their gradients were not finite.
     `learning_rate` is that of the optimiser's first parameter group in the step; None where it is not known, as of a
     run that was collected before, or if the last stage trains no parameters. Where the model was validated after the
-    step, that is told once more, with the `validation`; callbacks hear of it by `on_validation`.
+    step, that is reported once more, with the `validation`; callbacks get it by `on_validation`.
     """
 
     step: int
@@ -72,7 +72,7 @@ def ignore_progress(progress: Progress) -> None:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class RunResult(HasSummary):
-    """What a run leaves: the mean loss of each step, the trained tensors under the model's names, what it took.
+    """The result of a run: the mean loss of each step, the trained tensors under the model's names, the bill.
 
     `attributes` are the Python attributes that forwards of the model change for the next ones, by module and name;
     `averaged` are the tensors with the average over steps in place of what was averaged, empty without an average.
@@ -103,7 +103,7 @@ class RunResult(HasSummary):
 
     @property
     def best_step(self) -> int | None:
-        """After how many steps the validation was the best; None if there was none."""
+        """The number of steps after which the validation was the best; None if there was none."""
         return self.validations[-1].best_step if self.validations else None
 
     def best_state_dict(self) -> dict[str, Tensor]:
@@ -137,7 +137,7 @@ class RunResult(HasSummary):
             raise InvalidValue("average", None, "must be given to FuncPipe, such as average=EMA(decay=0.999)")
         return dict(self.averaged)
 
-    summary = result_shown
+    summary = result_summary
 
 
 def collect(
@@ -155,7 +155,7 @@ def collect(
     validations: tuple[ValidationReport, ...] = (),
     outputs: Mapping[str, Tensor] | None = None,
 ) -> RunResult:
-    """What a run leaves whose workers have all done `steps` steps; before it was resumed, it had cost `earlier_usd`.
+    """The result of a run whose workers have all done `steps` steps; before it was resumed, it had cost `earlier_usd`.
 
     The bill counts all functions of the run, those too that this client has not `watched`, but not this client's own
     requests, which are not over yet (`Bill.with_client`). What was learned is read from storage unless it is `trained`,
@@ -216,13 +216,13 @@ def bill(
     lasted_s: float = 0.0,
     earlier_usd: float,
 ) -> Bill:
-    """What functions that have all ended took, and what their `requests` cost, whose objects lie in `stores`.
+    """The bill of functions that have all ended, and of their `requests` to `stores`.
 
     A store that costs by the hour is paid for `lasted_s`.
 
     A function that has left a report says itself how long it ran. Of several functions that were started as one
-    attempt, the report is the last one's. One that reported counts though it is not among the functions: who started
-    it died before that was recorded.
+    attempt, the report is the last one's. One that reported counts though it is not among the functions: its
+    starter died before that was recorded.
     """
     alive_s = {(report.worker, report.attempt): report.alive_s for report in reports}
     in_order = sorted(functions, key=lambda function: function.started.started_at_s)
@@ -232,18 +232,18 @@ def bill(
         attempt = function.started.worker, function.started.attempt
         return (alive_s.get(attempt) if last[attempt] is function else None) or function.seconds()
 
-    lives = [(seconds_of(function), function.started.usd_s) for function in functions]
-    lives += [(one.alive_s, one.usd_s) for one in reports if (one.worker, one.attempt) not in last]
+    lifetimes = [(seconds_of(function), function.started.usd_s) for function in functions]
+    lifetimes += [(one.alive_s, one.usd_s) for one in reports if (one.worker, one.attempt) not in last]
     return Bill(
         platform=prices.name,
         prices_note=prices.prices_note(stores),
-        functions=len(lives),
-        function_seconds=sum(seconds for seconds, _ in lives),
+        functions=len(lifetimes),
+        function_seconds=sum(seconds for seconds, _ in lifetimes),
         puts=requests.total.puts,
         lists=requests.total.lists,
         gets=requests.total.gets,
-        compute_usd=sum(seconds * usd_s for seconds, usd_s in lives),
-        request_usd=request_usd(requests, prices, stores, functions=len(lives)),
+        compute_usd=sum(seconds * usd_s for seconds, usd_s in lifetimes),
+        request_usd=request_usd(requests, prices, stores, functions=len(lifetimes)),
         earlier_usd=earlier_usd,
         hours_usd=prices.stores_usd_h(stores) / 3600 * lasted_s,
         lasted_s=lasted_s,
@@ -252,7 +252,7 @@ def bill(
 
 
 NOTHING_LEARNED = StageState(tensors={}, aliases={}, transient=frozenset(), settings={})
-"""What a run leaves that has only evaluated."""
+"""The state of a run that has only evaluated."""
 
 
 def best_state(

@@ -1,4 +1,4 @@
-"""What `status` tells of a run and of each of its workers."""
+"""The status of a run and of each of its workers."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -11,9 +11,9 @@ from funcpipe.runstate.liveness import WorkerLiveness, WorkerState
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatus:
-    """What a worker is doing: `outcome` is None while it is at work.
+    """The status of a worker: `outcome` is None while it is at work.
 
-    It was last heard of `heard_s` ago, by the clock of its machine and the one of this machine; None is never.
+    Its last heartbeat came `heard_s` ago, by the clock of its machine and the one of this machine; None is never.
     """
 
     worker: str
@@ -32,7 +32,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunStatus:
-    """What a run is doing, and what it has cost and taken since it was first started.
+    """The status of a run, with its cost and time since it was first started.
 
     `explanation` says why the `verdict` is what it is; a resumed run would continue after `saved_step`. `halt` says why
     the run ends early, if it does. Of a run that is `kept`, which has finished, only the model is left.

@@ -1,4 +1,4 @@
-"""What a watcher sees of a run at one look: its status, and what follows from several looks."""
+"""A watcher's view of a run at one poll: its status, and what follows from several polls."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -33,14 +33,14 @@ class StepLoss:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunView:
-    """A run at one look, at `looked_at_s` of this machine's clock.
+    """A run at one poll, at `looked_at_s` of this machine's clock.
 
-    `done` steps are reported, a few more than heartbeats tell. `losses` are the newest that are known, those of some
+    `done` steps are reported, a few more than in heartbeats. `losses` are the newest that are known, those of some
     steps may be missing; `first_loss` is the oldest. A step takes `step_s`, and the rest of the run `left_s`; the run
     will have cost `expected_usd` if the rest costs per second what it has cost so far. The plan expected `planned_s`
     for a step and `planned_usd` for all of them. `lane_shares` holds, for each worker, the share of its `beats` (those
     that this watcher has seen) in which a lane had a task, waits for messages included. `asked` are the requests to
-    the storage of this look.
+    the storage of this poll.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.run-view/1"
@@ -65,7 +65,7 @@ class RunView:
 
     @property
     def has_ended(self) -> bool:
-        """Whether nothing of the run goes on, nor will again by itself; a dead run may be restarted by a watchdog."""
+        """True if nothing of the run goes on, nor will by itself; a watchdog may restart a dead run."""
         return self.status.verdict in (Verdict.FINISHED, Verdict.STOPPED, Verdict.FAILED)
 
 
@@ -77,7 +77,7 @@ def planned(plan: Plan, steps: int) -> tuple[float | None, float | None]:
 
 
 def warnings_of(status: RunStatus, *, skipped: int, step_s: float | None, planned_s: float | None) -> tuple[str, ...]:
-    """What a person should look into, the worst first."""
+    """The problems to investigate, the worst first."""
     found = []
     if status.verdict in (Verdict.WAITING, Verdict.DEAD):
         found.append(f"{status.verdict.value}: {status.explanation}")

@@ -1,4 +1,4 @@
-"""Samples from all over a dataset, tried before functions start: what functions would fail on is told here."""
+"""Samples from all over a dataset, tried before functions start: errors that functions would meet are raised here."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -31,7 +31,7 @@ from funcpipe.training.loading import whole_batch
 from funcpipe.training.tensor_table import as_table
 
 SPREAD = 8
-"""How many samples are tried."""
+"""The number of samples that are tried."""
 
 _LIMIT_S = 2.0
 """No further sample is read after so long."""
@@ -52,7 +52,7 @@ class Trial:
 
     @property
     def elements(self) -> int:
-        """How large the inputs are together."""
+        """The elements of all inputs together."""
         return sum(tensor.numel() for tensor in self.inputs.values())
 
 

@@ -1,4 +1,4 @@
-"""Where the samples of a batch lie in nested values: found by comparing batches of two sizes.
+"""The places of a batch's samples in nested values: found by comparing batches of two sizes.
 
 A dimension that grows with the batch is one along which samples lie; a matrix of all samples with all has two. A list
 that holds one item for each sample is cut as such.
@@ -44,7 +44,7 @@ class SampleRows:
 
     @property
     def form(self) -> tuple[Any, ...]:
-        """What values need to have in common to take each other's place, sample by sample."""
+        """The form that values must share to replace each other, sample by sample."""
         return (self.dims, *(_form(leaf, dims) for leaf, dims in zip(self.leaves, self.dims, strict=True)))
 
     def _taken(self, leaf: Any, dims: tuple[int, ...], samples: Sequence[int]) -> Any:
@@ -61,7 +61,7 @@ class SampleRows:
 
 
 def sample_rows(value: Any, samples: int, other: Any, other_samples: int) -> SampleRows | None:
-    """Where samples lie in `value`, which is like `other` for another number of them; None if that is not clear."""
+    """The places of samples in `value`, which is like `other` for another number of them; None if that is not clear."""
     for are_items in (False, True):
         leaves, tree = flatten(value, opaque=_list_of(samples) if are_items else _nothing)
         others, other_tree = flatten(other, opaque=_list_of(other_samples) if are_items else _nothing)

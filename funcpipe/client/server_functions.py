@@ -40,7 +40,7 @@ from funcpipe.runstate.signed_storage import key_of
 _log = logging.getLogger(__name__)
 
 _STOPPING_S = 10.0
-"""How long functions may go on, and cost, after a run has reached a limit."""
+"""Seconds that functions may go on, and cost, after a run has reached a limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +127,7 @@ def expected(way: Provision, steps: int) -> tuple[float, float]:
 
 
 class _Bill:
-    """What a run costs: each worker's functions, storage requests, and the server's machine while there is one."""
+    """The cost of a run: each worker's functions, storage requests, and the server's machine while there is one."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class _Bill:
 
 
 def _is_free(session: Session) -> bool:
-    """Whether storage requests cost nothing: to a server or a folder of a machine that is paid for anyhow.
+    """Return True if storage requests cost nothing: to a server or a folder of a machine that is paid for anyhow.
 
     A folder beside functions that are like a platform's stands for that platform's storage.
     """

@@ -21,15 +21,15 @@ from funcpipe.provision.spotdnn_search import replan
 _log = logging.getLogger(__name__)
 
 Notices = Callable[[], Sequence[str]]
-"""The names of workers whose machines are about to be taken back, each told once or more often."""
+"""The names of workers whose machines are about to be taken back, each reported once or more often."""
 
 Rent = Callable[[Sequence[ServerWorker]], None]
-"""Orders the machines of these workers; returns at once, the workers start when their nodes have joined Ray."""
+"""A function that orders the machines of these workers; they start when their nodes have joined Ray."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revocation:
-    """What happened at `time_s` of the run, when the share `done` of it was done.
+    """A revocation at `time_s` of the run, when the share `done` of it was done.
 
     `plan` is what the survivors and those that `joined` make together; None if nothing meets the deadline.
     """
@@ -43,7 +43,7 @@ class Revocation:
 
 @dataclass(frozen=True, kw_only=True)
 class SpotPlan:
-    """What a new plan is made of: the job's goal, with its deadline in seconds, and spotDNN's view of the market.
+    """The parts of a new plan: the job's goal, with its deadline in seconds, and spotDNN's view of the market.
 
     Machines that join take `overhead_s`.
     """
@@ -75,7 +75,7 @@ class SpotPlan:
 
 
 class Replanner:
-    """A watch for runs on spot machines; `revocations` tells what it has seen and done."""
+    """A watch for runs on spot machines; `revocations` records what it has seen and done."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class Replanner:
         self.revocations: list[Revocation] = []
 
     def __call__(self, group: WorkerGroup, done: float) -> None:
-        """Look for machines that leave, or have left without notice."""
+        """Handle machines that leave, or have left without notice."""
         present = {worker.name: worker for worker in group.workers}
         self._starting -= present.keys()
         vanished = self._known.keys() - present.keys() - self._starting
@@ -129,5 +129,5 @@ class Replanner:
             self._starting.add(worker.name)
             group.join(worker)
         names = tuple(worker.name for worker in left), tuple(worker.name for worker in joining)
-        _log.warning("%s left; %s joins", ", ".join(names[0]), ", ".join(names[1]) or "nobody")
+        _log.warning("%s left; %s joins", ", ".join(names[0]), ", ".join(names[1]) or "no worker")
         self.revocations.append(Revocation(time_s=elapsed_s, done=done, left=names[0], joined=names[1], plan=plan))

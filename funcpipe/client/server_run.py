@@ -1,4 +1,4 @@
-"""A run around a parameter server, whoever computes: how it is to train, and what it leaves."""
+"""A run around a parameter server on any worker group: its settings and its result."""
 
 import time
 from collections.abc import Mapping
@@ -24,7 +24,7 @@ from funcpipe.runstate.renewal import Renewal
 
 
 class TrainedWorkerGroup(WorkerGroup, Protocol):
-    """A group that has the trained model."""
+    """A worker group that has the trained model."""
 
     def state_dict(self) -> dict[str, Tensor]:
         """The model's `state_dict`."""
@@ -32,10 +32,10 @@ class TrainedWorkerGroup(WorkerGroup, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class ServerResult:
-    """What training around a parameter server has found and taken.
+    """The result of training around a parameter server, with its cost.
 
     `losses` are those of synchronous steps, `step_s` the seconds that each took, `computed_by` the samples of each by
-    worker. `pushes` are those of asynchronous training, with their staleness. `lost` tells of workers that were lost.
+    worker. `pushes` are those of asynchronous training, with their staleness. `lost` names workers that were lost.
     `bill` has an item for each machine; machines that are not of the market are not in it.
     """
 
@@ -68,7 +68,7 @@ class ServerResult:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerRun:
-    """How to train: the batches, when the server updates, how often it is saved, and who watches the cluster."""
+    """The settings of training: the batches, the kind of updates, the saves, and the watch of the cluster."""
 
     global_batch: int
     micro_batch: int

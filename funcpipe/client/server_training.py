@@ -1,4 +1,4 @@
-"""Training around a parameter server from beginning to end: what it is run on, the run, the bill."""
+"""Training around a parameter server from beginning to end: the cluster, the run, the bill."""
 
 import functools
 import importlib.util
@@ -35,7 +35,7 @@ _OBJECT_STORE_BYTES = 256 << 20  # of a Ray that is started here: parameters and
 
 @dataclass(frozen=True, kw_only=True)
 class ServerCluster:
-    """Where to train around a parameter server: `workers`, and the machine `server` of the market.
+    """A cluster for training around a parameter server: `workers`, and the machine `server` of the market.
 
     `platform` is the URL of a Ray cluster; `ray://local` starts one on this machine, with a processor for each worker.
     `server_resources` are what Ray must have free on the server's node, `server_link_bytes_s` imposes its bandwidth.
@@ -64,7 +64,7 @@ class ServerCluster:
 def cluster_of(
     way: Provision, market: Market, *, platform: str | None = None, like: str | PlatformSpec | None = None
 ) -> ServerCluster | ServerFunctions:
-    """What a provision rents: machines with the speeds that the market says they have, or functions.
+    """The resources that a provision rents: machines with the speeds that the market gives, or functions.
 
     `platform` is where those are: processes of this machine, or functions of it, unless it says otherwise. Machines
     need Ray, this one too, where it starts the processes. In a Ray cluster each node must have a resource named after

@@ -1,4 +1,4 @@
-"""Where a run runs: the storage that its objects lie in, and the platform of its functions."""
+"""The session of a run: the storage of its objects, and the platform of its functions."""
 
 import contextlib
 import functools

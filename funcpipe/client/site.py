@@ -37,14 +37,14 @@ _PRELOADED = (
 
 @dataclass(frozen=True)
 class Site:
-    """Where functions run and what they share: `storage`, which they open by `storage_url`."""
+    """A platform for functions with the storage that they share: `storage`, which they open by `storage_url`."""
 
     platform: Platform
     storage: Storage
     storage_url: str
 
     def timing(self, *, max_usd: float | None = None) -> "AbstractContextManager[PlatformTimer]":
-        """What times layers in functions of every size here, for at most `max_usd`."""
+        """A timer of layers in functions of every size here, for at most `max_usd`."""
         from funcpipe.profiler.remote.layers import platform_timer
 
         return platform_timer(self.platform, self.storage, self.storage_url, max_usd=max_usd)
@@ -88,7 +88,7 @@ def fork_from_here(as_new: Callable[[], object]) -> None:
 def open_ray(url: str) -> "AbstractContextManager[RayPlatform]":
     """Functions in tasks of the Ray cluster that `url` names, or of a Ray that is started here meanwhile."""
     address, spec = ray_cluster(url)
-    from funcpipe.platforms.ray.platform import ray_functions  # where Ray is missing, a wrong URL is told first
+    from funcpipe.platforms.ray.platform import ray_functions  # where Ray is missing, a wrong URL is reported first
 
     return ray_functions(address, spec)
 

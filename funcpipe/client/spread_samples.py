@@ -1,4 +1,4 @@
-"""Some samples spread over a dataset, to try the loss on: the first ones may be alike."""
+"""Some samples spread over a dataset, to try the loss on: the first ones may be similar."""
 
 import random
 from collections.abc import Callable, Sequence
@@ -43,17 +43,17 @@ class SpreadSamples:
 
     @cached_property
     def _ordered(self) -> list[int]:
-        """The indices by how often the most frequent number of a sample comes in it, in the tensor that tells most.
+        """The indices by how often the most frequent number of a sample comes in it, in the most distinctive tensor.
 
         Where it comes equally often in all, as in classes, by the numbers themselves.
         """
         tensors = [] if self.batch is None else _whole_numbers(self.batch, len(self.indices))
         often = [[int(row.unique(return_counts=True)[1].max()) for row in tensor] for tensor in tensors]
         totals = [[int(row.sum()) for row in tensor] for tensor in tensors]
-        telling = max(often, key=_span, default=list(self.indices))
-        if not _span(telling):
-            telling = max(totals, key=_span, default=list(self.indices))
-        pairs = zip(telling, self.indices, strict=True)
+        distinctive = max(often, key=_span, default=list(self.indices))
+        if not _span(distinctive):
+            distinctive = max(totals, key=_span, default=list(self.indices))
+        pairs = zip(distinctive, self.indices, strict=True)
         return [index for _, index in sorted(pairs)]
 
 

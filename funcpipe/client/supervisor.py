@@ -1,7 +1,7 @@
-"""The workers of one run: starts their functions, watches them, restarts those that die, grows those too small.
+"""The workers of one run: their functions are started, watched, restarted if they die, and grown if too small.
 
-It tells facts: which functions there were, how long they ran, what they have cost. It raises WorkerFailed or RunHalted
-once the run cannot go on.
+It reports facts: the functions, their times and their cost. It raises WorkerFailed or RunHalted once the run cannot go
+on.
 """
 
 import contextlib
@@ -32,7 +32,7 @@ from funcpipe.runstate.spending import request_usd
 _log = logging.getLogger(__name__)
 
 POLL_S = 0.02
-"""Pause between two looks at functions or at what they wrote."""
+"""Pause between two polls of functions or of their objects."""
 
 _RUN_ENDED = (WorkerFailed, RunHalted, DeadlineExceeded)
 
@@ -76,8 +76,8 @@ class Supervisor:
         if isinstance(error, Superseded):  # the client that has taken the run over ends them
             await_end(lambda: any(self._runs(found.started) for found in self.functions()))
             return
-        lives_on = self._attached and error is not None and not isinstance(error, _RUN_ENDED)
-        if lives_on:
+        goes_on = self._attached and error is not None and not isinstance(error, _RUN_ENDED)
+        if goes_on:
             _log.warning("run %s: is not watched any more, and goes on", self._keys.run)
         elif not self._detached:
             self.stop(for_good=error is None or not self._keep)
@@ -91,7 +91,7 @@ class Supervisor:
         """Watch the functions of one worker that others have started."""
         self._attached = True
         self._workers[spec.worker] = worker = WatchedWorker(spec)
-        worker.heard_s = time.monotonic()
+        worker.beat_seen_s = time.monotonic()
         worker.functions += attached(self._storage, self._keys, spec.worker, self._runs)
 
     def detach(self) -> None:
@@ -116,13 +116,13 @@ class Supervisor:
             worker.restarts = 0
 
     def poll(self) -> int:
-        """Look after the functions, and restart those that have died; returns how many workers are still at work.
+        """Poll the functions, and restart those that have died; return how many workers are still at work.
 
         Raises WorkerFailed where a restart would not help, RunHalted where the run was ended.
         """
         for worker in self._workers.values():
             if worker.outcome is None:
-                self._look_after(worker)
+                self._supervise(worker)
         if any(worker.outcome is Outcome.HALTED for worker in self._workers.values()):
             self._explain_halt()
         return sum(worker.outcome is None for worker in self._workers.values())
@@ -148,22 +148,24 @@ class Supervisor:
         return self._account.spent_usd + watched + hours * self._prices.stores_usd_h(self._stores)
 
     def requests_usd(self) -> float:
-        """Dollars for invocations, for what functions have asked, as they last told, and for this client's part."""
-        told = [counts for worker in self._workers.values() for counts in worker.requests.values()]
-        usd = request_usd(sum(told, self._meter.by_kind), self._prices, self._stores, functions=len(self.functions()))
+        """Dollars for invocations, for functions' requests as last reported, and for this client's."""
+        counted = [counts for worker in self._workers.values() for counts in worker.requests.values()]
+        usd = request_usd(
+            sum(counted, self._meter.by_kind), self._prices, self._stores, functions=len(self.functions())
+        )
         return usd + self._prices.traffic_usd(self._meter.counts.received_bytes)
 
     def elapsed_s(self) -> float:
-        """How long the run has taken, with what it had taken before."""
+        """Seconds that the run has taken, with those before."""
         return self._account.elapsed_s + time.monotonic() - self._began_s
 
     def _invoke(self, worker: WatchedWorker, spec: WorkerSpec) -> None:
         now_s = time.monotonic()
         begun = start_as_owner(self._platform, self._storage, self._keys, spec, self._check_owner)
         worker.functions.append(WatchedFunction(begun, now_s))
-        worker.heard_s = now_s
+        worker.beat_seen_s = now_s
 
-    def _look_after(self, worker: WatchedWorker) -> None:
+    def _supervise(self, worker: WatchedWorker) -> None:
         if worker.restart_at_s is not None:
             self._restart_if_due(worker)
             return
@@ -208,23 +210,23 @@ class Supervisor:
         return self._status(function).state is State.RUNNING
 
     def _is_silent(self, worker: WatchedWorker) -> bool:
-        """Whether nothing was heard of its function for too long; looks at its heartbeat now and then."""
+        """Return True if its function has been silent for too long; reads its heartbeat now and then."""
         now_s = time.monotonic()
-        if now_s - worker.looked_s < worker.spec.faults.heartbeat_s:
+        if now_s - worker.polled_s < worker.spec.faults.heartbeat_s:
             return False
-        worker.looked_s = now_s
-        self._look_at_heartbeat(worker, now_s)
+        worker.polled_s = now_s
+        self._read_heartbeat(worker, now_s)
         if time.monotonic() - now_s > OUT_OF_REACH_S:
-            worker.heard_s = time.monotonic()
+            worker.beat_seen_s = time.monotonic()
         return worker.is_silent(now_s)
 
-    def _look_at_heartbeat(self, worker: WatchedWorker, now_s: float) -> None:
+    def _read_heartbeat(self, worker: WatchedWorker, now_s: float) -> None:
         heartbeat = newest_heartbeat(self._storage, self._keys, worker.spec.worker)
         if heartbeat is not None:
-            worker.hear(heartbeat, now_s)
+            worker.receive(heartbeat, now_s)
 
     def _adopt(self, worker: WatchedWorker) -> bool:
-        """Watch the function that goes on, if there is one: a successor, or whichever was first as this attempt."""
+        """Watch the function that goes on, if there is one: a successor, or the first of this attempt."""
         known = {function.started.handle.name: function for function in worker.functions}
         for found in reversed(list_functions(self._storage, self._keys, worker.spec.worker)):
             if not self._runs(found):
@@ -235,7 +237,7 @@ class Supervisor:
                     found, newest_heartbeat(self._storage, self._keys, worker.spec.worker)
                 ).from_its_start()
             worker.functions = [other for other in worker.functions if other is not function] + [function]
-            worker.heard_s = time.monotonic()
+            worker.beat_seen_s = time.monotonic()
             _log.info(
                 "run %s: worker %s goes on as attempt %d (%s), which a function has started",
                 *(self._keys.run, found.worker, found.attempt, found.handle.name),
@@ -266,7 +268,7 @@ class Supervisor:
 
     def _out_of_memory(self, worker: WatchedWorker, peak_bytes: int) -> None:
         """Restart the worker in a larger function, if that is wanted and there is one."""
-        self._look_at_heartbeat(worker, time.monotonic())
+        self._read_heartbeat(worker, time.monotonic())
         stage = worker.spec.plan.stages[worker.spec.stage]
         had_mb = worker.functions[-1].started.memory_mb or worker.memory_mb or stage.memory_mb
         worker.peak_bytes = max(worker.peak_bytes, peak_bytes)

@@ -1,4 +1,4 @@
-"""What a run leaves of its loss: read from what was learned, and written into the user's own loss."""
+"""The trained loss of a run: read from a checkpoint, and written into the user's own loss."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -30,7 +30,7 @@ class TrainedLoss:
 
     @classmethod
     def of(cls, learned: StageState, best: StageState | None = None) -> "TrainedLoss":
-        """What `learned`, all of a checkpoint, holds of the loss; `best` is that of the best validation."""
+        """The loss in `learned`, all of a checkpoint; `best` is that of the best validation."""
         return cls(
             tensors=learned.loss_state_dict(),
             averaged=learned.averaged_loss_state_dict(),

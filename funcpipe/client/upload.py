@@ -1,4 +1,4 @@
-"""What functions find in the storage when they start: the data, and the code and the tensors of their stages."""
+"""The objects that functions need when they start: the data, and the code and the tensors of their stages."""
 
 import hashlib
 import logging
@@ -64,7 +64,7 @@ def upload(prepared: PreparedRun, keys: Keys) -> Iterator[WorkerSpec]:
 
 
 def _account(prepared: PreparedRun, stage: int) -> RunAccount:
-    """What the run has cost and taken so far, and what it, a function of `stage` and requests cost.
+    """The cost and the time of the run so far, and the prices of a function of `stage` and of requests.
 
     This client's own requests are in it, and the invocations of all functions.
     """

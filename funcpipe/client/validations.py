@@ -22,7 +22,7 @@ _log = logging.getLogger(__name__)
 
 
 class Validations:
-    """Waits for the reports of one run's validations."""
+    """The reports of one run's validations, waited for when due."""
 
     def __init__(
         self, prepared: PreparedRun, keys: Keys, supervisor: Supervisor, owner: Owner, polls: StepPolls
@@ -40,7 +40,7 @@ class Validations:
     def after(self, step: int) -> ValidationReport | None:
         """The report of the validation after `step` steps, once there is one; None if none is due, or it is known.
 
-        Functions are looked after meanwhile. Raises DeadlineExceeded if no batch is measured for long.
+        Functions are supervised meanwhile. Raises DeadlineExceeded if no batch is measured for long.
         """
         evaluation = self._prepared.job.evaluation
         if evaluation is None or step <= self._known:
@@ -51,7 +51,7 @@ class Validations:
         deadline_s = job.message_deadline_s + faults.cold_start_s + faults.start_s
         until_s, seen = self._polls.now_s() + deadline_s, -1
 
-        def look_after() -> None:
+        def supervise() -> None:
             nonlocal until_s, seen
             self._owner.check()
             self._supervisor.poll()
@@ -64,12 +64,12 @@ class Validations:
                 )
             until_s, seen = self._polls.now_s() + deadline_s, parts
 
-        report, _ = self._polls.until(lambda: find_report(storage, self._keys, step), look_after)
+        report, _ = self._polls.until(lambda: find_report(storage, self._keys, step), supervise)
         return report
 
 
 def load_outputs(storage: Storage, keys: Keys, job: Job) -> dict[str, Tensor]:
-    """What a model that predicts has put out for all samples, in their order; empty for any other."""
+    """The outputs of a model that predicts for all samples, in their order; empty for any other."""
     evaluation = job.evaluation
     if evaluation is None or not evaluation.keep_outputs:
         return {}

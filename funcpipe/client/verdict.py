@@ -1,4 +1,4 @@
-"""What is to be said of a run as a whole: that it runs, waits, has died, finished, stopped or failed, and why."""
+"""The verdict on a run as a whole: that it runs, waits, has died, finished, stopped or failed, and why."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ _LONG_S = 10.0
 
 
 class Verdict(Enum):
-    """What a run does. `dead` is a run in which work is left and no function is alive."""
+    """The state of a run. `dead` is a run in which work is left and no function is alive."""
 
     RUNNING = "running"
     WAITING = "waiting"
@@ -25,7 +25,7 @@ class Verdict(Enum):
 
     @property
     def exit_code(self) -> int:
-        """What `funcpipe status` ends with: 0 while all is well, 1 for a failed run, 3 for one that nobody works on."""
+        """The exit code of `funcpipe status`: 0 while all is well, 1 for a failed run, 3 for one without workers."""
         return {Verdict.FAILED: 1, Verdict.DEAD: 3}.get(self, 0)
 
 
@@ -49,7 +49,7 @@ def judge(
     if life.ended(WorkerState.FINISHED, WorkerState.HALTED):
         return Verdict.STOPPED, f"{'it was ended' if halt is None else halt.reason}; {saved}"
     if life.is_dead:
-        return Verdict.DEAD, f"{_how_dead(life)}, last heard {clock_time(life.last_seen_at_s)}, {saved}"
+        return Verdict.DEAD, f"{_how_dead(life)}, last heartbeat {clock_time(life.last_seen_at_s)}, {saved}"
     if life.lost:
         return Verdict.WAITING, f"for worker {describe_lost(life.lost[0])}, which is to be started again; {saved}"
     if (waited := longest_wait(life.workers)) is not None:
@@ -60,26 +60,26 @@ def judge(
 
 
 def how_finished(record: RunRecord, step: int) -> str:
-    """How a run has finished after `step` steps."""
+    """The end of a run after `step` steps, in words."""
     if step < record.steps:
         return f"it ended early, after step {step} of {record.steps}, as validations were no better"
     return f"all {record.steps} steps are done"
 
 
 def describe_lost(worker: WorkerLiveness) -> str:
-    """The name of a worker whose work nobody does, and how that came about."""
+    """The name of a lost worker, and the cause."""
     if worker.report is not None:
         return f"{worker.worker}, whose attempt {worker.attempt} failed ({worker.report.error})"
     if worker.state is WorkerState.DEAD:
         return f"{worker.worker}, whose function has ended" + (f" ({worker.reason})" if worker.reason else "")
-    heard_at_s = None if worker.beat is None else worker.beat.sent_at_s
-    return f"{worker.worker}, last heard {clock_time(heard_at_s)}"
+    beat_at_s = None if worker.beat is None else worker.beat.sent_at_s
+    return f"{worker.worker}, last heartbeat {clock_time(beat_at_s)}"
 
 
 def longest_wait(workers: Sequence[WorkerLiveness]) -> tuple[str, float] | None:
     """The worker that others have waited for longest, and since when, if that is long.
 
-    Whoever is waited for may wait himself: the last in the chain is named.
+    A worker that is waited for may wait itself: the last in the chain is named.
     """
     beats = {worker.worker: worker.beat for worker in workers if worker.at_work and worker.beat is not None}
     waits = {name: wait for name, beat in beats.items() if (wait := _long_wait(beat)) is not None}
@@ -101,7 +101,7 @@ def last_awaited(waiter: str, waits: Mapping[str, Busy]) -> str:
 
 
 def only_wait(beat: Heartbeat) -> Busy | None:
-    """What a worker has waited for longest, if it does nothing else."""
+    """The longest wait of a worker, if it does nothing else."""
     waits = [busy for busy in beat.busy if busy.awaits is not None]
     return max(waits, key=lambda busy: busy.since_s) if waits and len(waits) == len(beat.busy) else None
 
@@ -124,10 +124,10 @@ def clock_time(at_s: float | None) -> str:
 def _how_dead(life: RunLiveness) -> str:
     if all(worker.state is not WorkerState.SILENT for worker in life.workers):
         return "all functions have ended"
-    return "no function is heard of any more"
+    return "no function sends heartbeats any more"
 
 
 def _long_wait(beat: Heartbeat) -> Busy | None:
-    """What a worker waits for, if it has waited for long."""
+    """The wait of a worker, if it is long."""
     wait = only_wait(beat)
     return wait if wait is not None and wait.since_s > max(_LONG_S, _LONG_STEPS * beat.step_s) else None

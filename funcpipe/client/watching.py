@@ -1,4 +1,4 @@
-"""Looks at a run again and again, from outside: reads what `status` reads, with few requests, and writes nothing."""
+"""Polls of a run from outside: they read what `status` reads, with few requests, and write nothing."""
 
 import functools
 import statistics
@@ -33,13 +33,13 @@ from funcpipe.runstate.liveness import read_heartbeats
 from funcpipe.runstate.snapshot import Snapshot
 
 _LOSSES = 240
-_RATE_LOOKS = 12
+_RATE_POLLS = 12
 _RATE_STEPS = 5
 """A rate over fewer steps than that is taken from the workers, who measure each step."""
 
 
 class Watcher:
-    """What was seen of one run so far. Each `look` takes about 12 requests, and one more for each worker."""
+    """A watcher of one run. Each `poll` takes about 12 requests, and one more for each worker."""
 
     def __init__(
         self,
@@ -50,20 +50,20 @@ class Watcher:
         clock: Callable[[], float] = time.time,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        """With `pause`, a look waits for heartbeats of workers that seem silent, as `status` does."""
+        """With `pause`, a poll waits for heartbeats of workers that seem silent, as `status` does."""
         self._storage = Snapshot(signed(storage))
         self._run = run
         self._open_platform = functools.cache(open_platform)
         self._clock, self._pause = clock, pause
         self._reports: dict[str, dict[int, StepReport]] = {}
         self._losses: dict[int, float] = {}
-        self._rates: deque[tuple[float, int]] = deque(maxlen=_RATE_LOOKS)
+        self._rates: deque[tuple[float, int]] = deque(maxlen=_RATE_POLLS)
         self._beats: dict[str, set[tuple[int, int]]] = {}
         self._lanes: dict[str, Counter[str]] = {}
         self._seen: RunView | None = None
         self._keys = Keys(run)
 
-    def look(self) -> RunView:
+    def poll(self) -> RunView:
         """The run as it is now. Raises RunUnknown, which says how far it had come if it was there before."""
         before = self._storage.asked
         self._storage.renew()
@@ -138,7 +138,7 @@ class Watcher:
         assert seen is not None
         return RunUnknown(
             f"run {self._run} is not in the storage any more; it was seen last after step {seen.done} of "
-            f"{seen.status.steps}. The client that trained it has collected its result, or somebody has deleted it"
+            f"{seen.status.steps}. The client that trained it has collected its result, or it was deleted"
         )
 
     def _learn_losses(self, record: RunRecord) -> None:

@@ -20,8 +20,8 @@ from unittest import mock
 from funcpipe.client import functions as client_functions
 from funcpipe.client import launch as launching
 from funcpipe.client.control import clean
-from funcpipe.client.ending import take_over
 from funcpipe.client.prepare import PreparedRun
+from funcpipe.client.takeover import take_over
 from funcpipe.client.upload import upload
 from funcpipe.core import Invocation, Precision, RunAccount, RunLimits
 from funcpipe.core.settings import DEFAULT_FAULTS

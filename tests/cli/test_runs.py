@@ -77,7 +77,7 @@ def test_a_run_is_shown_stopped_and_deleted(
     monkeypatch.setattr("time.sleep", lambda s: None)
     assert main(["status", "left", "--storage", storage_url]) == 3
     shown = capsys.readouterr().out
-    assert "dead: no function is heard of any more, last heard 1970-01-01 " in " ".join(shown.split())
+    assert "dead: no function sends heartbeats any more, last heartbeat 1970-01-01 " in " ".join(shown.split())
     assert f"funcpipe train ... --resume left --storage {storage_url}\n" in shown
     assert f"funcpipe logs left --storage {storage_url}\n" in shown
     assert "between two steps" not in shown

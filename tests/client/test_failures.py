@@ -50,7 +50,7 @@ def test_the_worker_whose_work_is_missing_is_named_with_the_key_and_what_it_did_
     said = str(first_failure(storage, KEYS))
     assert said.startswith(
         f"run run-1: the work of worker s1.r0 is missing: {KEY} has not come within 300 s; worker s0.r0 waited for it "
-        "in task get-gradient.s0.r0.m0.p1. Worker s1.r0 was last heard of at "
+        "in task get-gradient.s0.r0.m0.p1. Worker s1.r0 sent its last heartbeat at "
     )
     assert said.endswith("after step 3 of 16, doing backward.s1.r0.m0 for 290.0 s")
     assert final_failure(storage, KEYS) == said.removeprefix("run run-1: ")
@@ -62,8 +62,8 @@ def test_who_waits_for_another_himself_is_not_to_blame(storage: MemoryStorage) -
     beat(storage, "s1.r0", wait)
     said = str(first_failure(storage, KEYS))
     assert "the work of worker s2.r0 is missing" in said
-    assert said.endswith("Worker s2.r0 was never heard of")
-    assert awaited_by(storage, KEYS, "s1.r0") == "worker s2.r0 was never heard of"
+    assert said.endswith("Worker s2.r0 never sent a heartbeat")
+    assert awaited_by(storage, KEYS, "s1.r0") == "worker s2.r0 never sent a heartbeat"
     assert awaited_by(storage, KEYS, "s2.r0") == ""
 
 

@@ -138,7 +138,7 @@ def read_and_cleaned(clients: Clients) -> None:
     export(RUN, storage=clients.storage)
     status(clients.storage, RUN, clients.functions.open)
     run_key(clients.storage, RUN)
-    Watcher(clients.storage, RUN, clients.functions.open).look()
+    Watcher(clients.storage, RUN, clients.functions.open).poll()
     clean(clients.storage, RUN, clients.functions.open)
 
 

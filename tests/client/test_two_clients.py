@@ -9,12 +9,12 @@ import pytest
 import torch
 
 from funcpipe.client.control import clean
-from funcpipe.client.ending import take_over
 from funcpipe.client.launch import launch, launch_detached
 from funcpipe.client.prepare import PreparedRun, prepare
 from funcpipe.client.results import Progress, RunResult
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
+from funcpipe.client.takeover import take_over
 from funcpipe.client.upload import upload
 from funcpipe.core import Halt, RunSettings
 from funcpipe.errors import RunHalted, RunInterrupted, RunTaken, RunUnknown

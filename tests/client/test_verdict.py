@@ -72,7 +72,7 @@ def test_a_worker_that_died_is_waited_for_while_others_can_start_it_again() -> N
     [
         ((WorkerState.DEAD, WorkerState.DEAD), "all functions have ended"),
         ((WorkerState.DEAD, WorkerState.FINISHED), "all functions have ended"),
-        ((WorkerState.DEAD, WorkerState.SILENT), "no function is heard of any more"),
+        ((WorkerState.DEAD, WorkerState.SILENT), "no function sends heartbeats any more"),
     ],
 )
 def test_a_run_that_nobody_works_on_is_dead_and_says_what_is_saved(
@@ -81,7 +81,7 @@ def test_a_run_that_nobody_works_on_is_dead_and_says_what_is_saved(
     found = verdict(*(worker(f"s{stage}.r0", state) for stage, state in enumerate(states)))
     assert found[0] is Verdict.DEAD
     assert found[0].exit_code == 3
-    assert found[1].startswith(f"{text}, last heard ")
+    assert found[1].startswith(f"{text}, last heartbeat ")
     assert found[1].endswith("12:00:00, step 2 of 16 is saved")
 
 

@@ -1,4 +1,4 @@
-"""Clients that see how far a run comes which another client looks after."""
+"""Clients that follow a run which another client supervises, and stand by to take over."""
 
 import contextlib
 import functools
@@ -18,8 +18,8 @@ from funcpipe.runstate.spending import spent_so_far
 from funcpipe.runstate.step_reports import StepReader
 
 
-class OnlyOnce:
-    """Tells of each step once, and of each validation, although the run is followed again."""
+class OncePerStep:
+    """A callback that passes each step and each validation on once, although the run is followed again."""
 
     def __init__(self, on_progress: OnProgress) -> None:
         self._on_progress = on_progress
@@ -27,7 +27,7 @@ class OnlyOnce:
         self._validated = 0
 
     def __call__(self, progress: Progress) -> None:
-        """Tell of `progress`, unless it is known."""
+        """Pass `progress` on, unless it was before."""
         if progress.step > self._step:
             self._step = progress.step
             self._on_progress(replace(progress, validation=None))
@@ -36,7 +36,7 @@ class OnlyOnce:
             self._on_progress(progress)
 
 
-def still_there(storage: Storage, record: RunRecord) -> None:
+def check_not_gone(storage: Storage, record: RunRecord) -> None:
     """Raise RunUnknown if the generation of `record` is gone, as another client has collected or resumed it."""
     if find_record(storage, Keys.of(record)) is None:
         raise RunUnknown(
@@ -45,16 +45,16 @@ def still_there(storage: Storage, record: RunRecord) -> None:
         )
 
 
-def look_on(storage: Storage, record: RunRecord, on_progress: OnProgress) -> None:
-    """Tell of steps until the client that looks after the run leaves it or dies. Raises RunUnknown when it has ended.
+def follow_as_standby(storage: Storage, record: RunRecord, on_progress: OnProgress) -> None:
+    """Report steps until the client that supervises the run leaves it or dies. Raises RunUnknown when it has ended.
 
     Nothing is written meanwhile.
     """
     losses, polls = list(record.losses), StepPolls(BEAT_S)
-    reader, owner = StepReader(storage, Keys.of(record)), _OwnerLook(storage, record)
+    reader, owner = StepReader(storage, Keys.of(record)), _OwnerCheck(storage, record)
     for step in itertools.count(record.first_step):
         with contextlib.suppress(_OwnerGone):
-            reports, waited = polls.until(functools.partial(_reports, reader, record, step), owner.look)
+            reports, waited = polls.until(functools.partial(_reports, reader, record, step), owner.check)
             polls.step_ended(waited=waited)
             losses.append(sum(report.loss_sum for report in reports) / sum(report.samples for report in reports))
             account = spent_so_far(storage, record)
@@ -74,27 +74,27 @@ def look_on(storage: Storage, record: RunRecord, on_progress: OnProgress) -> Non
 
 
 class _OwnerGone(Exception):
-    """The client that looked after the run does so no more."""
+    """The client that supervised the run is gone."""
 
 
-class _OwnerLook:
-    """Looks now and then whether a run is still looked after."""
+class _OwnerCheck:
+    """A check, now and then, that a run still has an owner."""
 
     def __init__(self, storage: Storage, record: RunRecord) -> None:
         self._storage, self._record = storage, record
-        self._sight, self._looked_s = OwnerWatch(storage, record.run), -BEAT_S
+        self._sight, self._checked_s = OwnerWatch(storage, record.run), -BEAT_S
 
-    def look(self) -> None:
-        """Raise _OwnerGone if nobody looks after the run, RunUnknown if it has ended."""
-        if time.monotonic() - self._looked_s >= BEAT_S:
-            self._looked_s = time.monotonic()
-            still_there(self._storage, self._record)
+    def check(self) -> None:
+        """Raise _OwnerGone if no client supervises the run, RunUnknown if it has ended."""
+        if time.monotonic() - self._checked_s >= BEAT_S:
+            self._checked_s = time.monotonic()
+            check_not_gone(self._storage, self._record)
             if self._sight.poll() is Ownership.FREE:
                 raise _OwnerGone
 
 
 def _reports(reader: StepReader, record: RunRecord, step: int) -> list[StepReport] | None:
-    """What all replicas of the last stage report of `step`; None as long as one has not."""
+    """The reports of `step` by all replicas of the last stage; None as long as one is missing."""
     if step >= record.steps:
         return None
     last = len(record.plan.stages) - 1

@@ -1,4 +1,4 @@
-"""The end of functions that no client looks after any more, and of a run that another client takes over."""
+"""The end of functions that no client supervises any more, and of a run that another client takes over."""
 
 import logging
 
@@ -14,7 +14,7 @@ _log = logging.getLogger(__name__)
 
 
 def take_over(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_s: float = 60.0) -> None:
-    """End what any other client does with `run`: its workers save a step and end, those left after `wait_s` at once.
+    """End the work of any other client on `run`: its workers save a step and end, those left after `wait_s` at once.
 
     The other client finds that it does not own the run any more, and leaves it alone. Raises RunTaken if a third client
     takes the run over meanwhile.
@@ -37,6 +37,6 @@ def end_leftovers(storage: Storage, run: str, open_platform: OpenPlatform, *, ke
 
 
 def end_generation(storage: Storage, keys: Keys, open_platform: OpenPlatform) -> None:
-    """End the functions of a generation, those too that somebody is just starting, and delete it."""
+    """End the functions of a generation, also those just being started, and delete it."""
     end_functions(storage, keys, open_platform, for_good=True)
     delete_generation(storage, keys)

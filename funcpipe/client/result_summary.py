@@ -1,4 +1,4 @@
-"""What the result of a run shows of itself in Python and in notebooks."""
+"""The summary of a run's result in Python and in notebooks."""
 
 from typing import TYPE_CHECKING
 
@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from funcpipe.client.results import RunResult
 
 
-def result_shown(result: "RunResult") -> Summary:
-    """The losses, what the run took, and the model that it leaves."""
+def result_summary(result: "RunResult") -> Summary:
+    """The losses, the cost, and the model of a run."""
     bill, losses = result.bill, result.losses
     fell = f", loss {losses[0]:.4f} -> {losses[-1]:.4f}" if losses else ""
     values = sum(tensor.numel() for tensor in result.tensors.values())
