@@ -204,7 +204,7 @@ class Disagreement(RunError):
 
 
 class ReplicasDiffer(RunError):
-    """Replicas of a stage have come to hold different parameters; names them and the processors of both."""
+    """Replicas of a stage have come to hold different parameters; the message names them and the processors of both."""
 
 
 class RunInterrupted(KeyboardInterrupt):

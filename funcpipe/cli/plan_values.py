@@ -1,4 +1,4 @@
-"""From options to the values that planning and simulating take.
+"""The values that planning and simulating take, from options.
 
 Each function raises InputError for what it cannot read.
 """

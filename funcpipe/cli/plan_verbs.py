@@ -152,7 +152,7 @@ def _pareto(options: argparse.Namespace, measured: ModelProfile, spec: PlatformS
 
 
 def explain(options: argparse.Namespace) -> None:
-    """Say why a plan is the way it is."""
+    """Explain a plan."""
     from funcpipe.partitioner.explain import explain as explain_plan
     from funcpipe.partitioner.explain import render as as_text
 

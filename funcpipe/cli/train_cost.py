@@ -36,7 +36,7 @@ def dry_run(options: argparse.Namespace, plan: Plan, pipe: "FuncPipe", validatio
 
 
 def _place(options: argparse.Namespace, plan: Plan) -> str:
-    """Where the job will run, as the history names it."""
+    """The place where the job will run, as the history names it."""
     if options.platform in (None, LOCAL):
         return local_place(load_spec(options.like).name if options.like else LOCAL)
     return options.platform.partition("://")[0] if is_ray(options.platform) else plan.platform

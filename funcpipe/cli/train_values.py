@@ -1,4 +1,4 @@
-"""From options to the values that training takes."""
+"""The values that training takes, from options."""
 
 import argparse
 import gc

@@ -44,7 +44,7 @@ _HOLDERS = {
     "pins": Pins,
     "disturbances": Disturbances,
 }
-"""By argument, the value whose fields are easily given as arguments themselves."""
+"""The settings of each argument, whose fields are easily given as arguments themselves."""
 
 _ASKED_FIRST = ("train", "optimize", "profile", "evaluate")
 

@@ -10,13 +10,13 @@ from funcpipe.core import FaultTolerance, Plan
 from funcpipe.runstate.owner import BEAT_S
 
 _STEP_BYTES = 210
-"""Of the report of one replica's step."""
+"""Bytes of the report of one replica's step."""
 
 _BEAT_BYTES = 1_300
-"""Of one heartbeat."""
+"""Bytes of one heartbeat."""
 
 _WORKER_BYTES = 40_000
-"""Of a worker's records, its report, and the trace of its last steps, which is most of it."""
+"""Bytes of a worker's records, its report, and the trace of its last steps, which is most of it."""
 
 
 def request_counts(

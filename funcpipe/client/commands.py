@@ -8,7 +8,7 @@ from funcpipe.platforms.catalog import LOCAL
 
 
 def commands(run: str, storage: str | None, *, watch: str = "watch it") -> tuple[str, ...]:
-    """For a run whose objects lie in `storage`, the commands to watch or resume it, show it, stop it, delete it."""
+    """The commands to watch or resume, show, stop and delete a run whose objects lie in `storage`."""
     where = f"{shlex.quote(run)} --storage {shlex.quote(storage or 'URL')}"
     return (
         f"  {watch + ':':<11} funcpipe train ... --resume {where}",
@@ -24,7 +24,7 @@ def watch_command(run: str, storage: str | None) -> str:
 
 
 def after_failure(run: str, storage: str, *, watch: str = "resume it", expires: bool = False) -> tuple[str, ...]:
-    """For a run that has ended, whose objects are still in `storage`: the commands to resume, show and delete it.
+    """The commands to resume, show and delete a run that has ended, whose objects are still in `storage`.
 
     In a deployment's own bucket, what is kept `expires`.
     """
@@ -45,7 +45,7 @@ def after_interrupt(interrupt: RunInterrupted) -> tuple[str, ...]:
 
 
 def after_end(run: str, storage: str) -> tuple[str, ...]:
-    """For a run that has finished, whose model is kept in `storage`: the commands to write, continue and delete it."""
+    """The commands to write, continue and delete the model of a finished run that is kept in `storage`."""
     where = f"{shlex.quote(run)} --storage {shlex.quote(storage)}"
     *_, clean = commands(run, storage)
     return (
@@ -56,11 +56,11 @@ def after_end(run: str, storage: str) -> tuple[str, ...]:
 
 
 def before_start(run: str) -> tuple[str, ...]:
-    """For a run that could not begin: there is nothing to resume."""
+    """The commands for a run that could not begin, of which there is nothing to resume."""
     return (f"  {'begin anew:':<11} run {run} had not begun; once this is mended, the same command begins it",)
 
 
 def after_removal(run: str, platform: str) -> tuple[str, ...]:
-    """For a run whose objects were deleted: the command that shows its platform's logs."""
+    """The command that shows the platform's logs of a run whose objects were deleted."""
     where = "" if platform.startswith(f"{LOCAL}:") else f" --platform {shlex.quote(platform)}"
     return (f"  {'logs:':<11} funcpipe logs {shlex.quote(run)}{where}",)

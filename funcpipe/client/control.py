@@ -58,7 +58,7 @@ def read_status(
     clock: Callable[[], float] = time.time,
     pause: Callable[[float], None] | None = None,
 ) -> RunStatus:
-    """As `status`, on a storage that is signed."""
+    """Return what `status` does, on a storage that is signed."""
     record = newest_record(storage, run)
     keys = Keys.of(record)
     finished = find_finished(storage, keys)
@@ -114,7 +114,7 @@ def stop(
 
 
 def end_early(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_s: float, reason: str) -> None:
-    """As `stop`, on a storage that is signed."""
+    """Do what `stop` does, on a storage that is signed."""
     record = newest_record(storage, run)
     keys = Keys.of(record)
     if find_finished(storage, keys) is not None:

@@ -54,7 +54,7 @@ def awaited_by(storage: Storage, keys: Keys, waiter: str) -> str:
 
 
 def _blame(report: WorkerReport) -> tuple[bool, float]:
-    """Of numbers that are not finite, the last stage's come first: gradients go from there to the first."""
+    """The rank of a failure: numbers that are not finite first, the last stage's before others, as gradients flow."""
     if _is_not_finite(report):
         return False, -1.0 - Task.parse(report.task).stage if report.task else -1.0
     return _only_waited(report), report.ended_at_s

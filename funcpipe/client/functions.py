@@ -41,7 +41,7 @@ class WatchedFunction:
         return self.age_s + self.watched_s()
 
     def from_its_start(self) -> "WatchedFunction":
-        """As if this client had known of it from its start: it began while the client watched the run."""
+        """Return it as known from its start: it began while this client watched the run."""
         return replace(self, since_s=self.since_s - self.age_s, age_s=0.0)
 
     def watched_s(self) -> float:

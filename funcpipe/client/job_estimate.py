@@ -31,10 +31,10 @@ _EMPTY_GETS = 1.5
 """The requests for a message before it is there."""
 
 _LOAD_REQUESTS = 8
-"""Of a function, one after another, before its first task: lease, orders, code, tensors, checkpoints, payloads."""
+"""A function's requests before its first task: lease, orders, code, tensors, checkpoints, payloads."""
 
 _END_REQUESTS = 8
-"""Of a function, one after another, after its last task: checkpoint, marks, trace, heartbeat, lease, report."""
+"""A function's requests after its last task: checkpoint, marks, trace, heartbeat, lease, report."""
 
 _LOAD_CPU_S = 0.6
 """Seconds of one processor to load a stage's code, make its optimiser, and warm up in the first step."""
@@ -193,7 +193,7 @@ class _JobCosts:
         return interval.steps()
 
     def _checkpoints(self) -> JobItem:
-        """Those that are due, and the last one of all stages."""
+        """The checkpoints that are due, and the last one of all stages."""
         plan, spec = self._plan, self._prices
         count = (self._shape.steps - 1) // self._checkpoint_steps + 1 if self._shape.steps else 0
         store, every = spec.store(plan.stores.checkpoints), plan.is_sharded or plan.feeds_back

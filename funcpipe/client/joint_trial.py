@@ -93,7 +93,7 @@ def _depends_on_batches(model: nn.Module) -> bool:
 
 
 def _dims(whole: Any, part: Any, half: int) -> Iterator[int | None]:
-    """For each leaf the dimension that is twice as long for twice as many samples."""
+    """The dimension of each leaf that is twice as long for twice as many samples."""
     (leaves, tree), (others, other_tree) = flatten(whole), flatten(part)
     if tree.paths("") != other_tree.paths(""):
         raise DataError(f"outputs or targets of {2 * half} and of {half} samples differ in their parts; {WAY_OUT}")

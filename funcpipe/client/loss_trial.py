@@ -35,7 +35,7 @@ _ROUNDING = 1e-4
 _PARTS = 4
 _OUTPUT = ".0"  # the path of outputs among pairs of output and target
 _MOST_BYTES = 2 << 20
-"""Of outputs that are used several times."""
+"""Bytes of outputs that are used several times, at most."""
 
 
 def check_is_mean(

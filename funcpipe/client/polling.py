@@ -19,7 +19,7 @@ _LATE_SHARE = 0.25
 
 
 class StepPolls:
-    """Polls until a step has ended, with pauses that depend on how long steps take, up to `heartbeat_s`."""
+    """The polls until a step has ended, with pauses that depend on how long steps take, up to `heartbeat_s`."""
 
     def __init__(
         self,

@@ -15,7 +15,7 @@ from torch import Tensor
 from funcpipe.model.tensors import Tree, flatten
 
 _BY_ITEMS = (-1,)
-"""In place of dimensions: the leaf is a list with an item for each sample."""
+"""The mark of a leaf that is a list with an item for each sample, in place of dimensions."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -58,7 +58,7 @@ class ServerResult:
 
     @property
     def mean_staleness(self) -> float:
-        """Of asynchronous pushes; 0 if there are none."""
+        """The mean staleness of asynchronous pushes; 0 if there are none."""
         return sum(push.staleness for push in self.pushes) / max(len(self.pushes), 1)
 
     def state_dict(self) -> dict[str, Tensor]:

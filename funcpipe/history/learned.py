@@ -114,7 +114,7 @@ def as_observed(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Errors:
-    """How far off each run's prediction of one quantity was, oldest run first: |predicted - observed| / observed.
+    """The errors of each run's prediction of one quantity, oldest run first: |predicted - observed| / observed.
 
     For `after` each run is predicted with what was known before it, so the first is as `before`.
     """

@@ -75,7 +75,7 @@ class Push:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far a server has come: updates, samples, and the ids applied, all `below` a number and some `beyond` it."""
+    """The progress of a server: updates, samples, and the ids applied, all `below` a number and some `beyond` it."""
 
     version: int
     samples: int

@@ -159,7 +159,7 @@ def recommend(provisions: Sequence[Provision], job: JobSpec) -> tuple[Provision 
 
 
 def fronts(inputs: Inputs, table: ProvisionTable) -> Mapping[str, tuple[Provision, ...]]:
-    """For each way of `table` what it would rent for shorter and longer deadlines, without those that another beats."""
+    """The provisions of each way of `table` for shorter and longer deadlines, without those that another beats."""
     base_s = inputs.job.deadline_s or max((one.seconds for one in table.provisions), default=3600.0)
     ways, found = ways_of(inputs), {}
     free = replace(inputs.job, deadline_s=None, budget_usd=None)

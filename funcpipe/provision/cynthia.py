@@ -161,7 +161,7 @@ def search(
     types: Sequence[WorkerType], *, work: ClusterWorkload, server: ServerType, mode: Mode, goal: Goal,
     start_s: float = 0.0,
 ) -> ClusterPrediction | None:  # fmt: skip
-    """For each type the first number of workers that makes it and beats the best so far."""
+    """The best of the first numbers of workers of each type that meet the deadline."""
     best: ClusterPrediction | None = None
     for kind in types:
         for workers, servers in candidates(kind, work=work, server=server, mode=mode, goal=goal, start_s=start_s):

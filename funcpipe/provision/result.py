@@ -1,4 +1,4 @@
-"""From a chosen configuration to a `Provision`: dollars item by item, the predicted curve, the chance to miss."""
+"""The `Provision` of a chosen configuration: dollars item by item, the predicted curve, the chance to miss."""
 
 import math
 from collections.abc import Sequence

@@ -97,7 +97,7 @@ def exhaustive_search(space: Space) -> SpotPrediction | None:
 def improved(
     space: Space, start: SpotPrediction, score: Score, allowed: Callable[[SpotPrediction], bool]
 ) -> SpotPrediction:
-    """From `start`, the best single change (one machine more, one less, one for another) until none is better."""
+    """Improve `start` by the best single change (one machine more, one less, one for another) until none is better."""
     best = start
     while True:
         near = (found for counts in _neighbours(space, best.counts) if (found := space.predicted(counts)))
@@ -222,7 +222,7 @@ def _seconds(found: SpotPrediction) -> float:
 
 
 def _best_by_workers(found: Iterator[SpotPrediction], key: Score = _usd) -> list[SpotPrediction]:
-    """For each number of workers the best, the best of all first."""
+    """The best prediction for each number of workers, the best of all first."""
     best: dict[int, SpotPrediction] = {}
     for one in found:
         known = best.get(one.cluster.workers)

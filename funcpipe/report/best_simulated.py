@@ -24,7 +24,7 @@ def best_simulated(
     time_limit_s: float | None = None,
     clipped: bool = False,
 ) -> Plan:
-    """Of the best `count` plans by the closed form, the best when an iteration of each is simulated.
+    """The best of the `count` best plans by the closed form when an iteration of each is simulated.
 
     Plans are those of `optimize`'s search that differ in cuts, replicas or schedule. The plan's report says what it
     takes when it is simulated. If none keeps the limits of `training` then, the first is taken. With `clipped`,

@@ -137,7 +137,7 @@ def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Callable
 
 
 def _parts_of_backwards(plan: Plan, profile: ModelProfile, backward_s: Array) -> list[list[float]]:
-    """For each stage the seconds of the parts of its last backward; each part completes a round of gradients.
+    """The seconds of the parts of each stage's last backward; each part completes a round of gradients.
 
     Recomputation comes first, then the layers from the last to the first, each of which makes its gradients evenly.
     """
@@ -154,7 +154,7 @@ def _parts_of_backwards(plan: Plan, profile: ModelProfile, backward_s: Array) ->
 
 
 def _reached(wanted: float, made: Array, ends_s: Array) -> float:
-    """When `made`, which never falls, reaches `wanted`; from one of `ends_s` to the next it grows evenly."""
+    """The time when `made`, which never falls, reaches `wanted`; from one of `ends_s` to the next it grows evenly."""
     i = int(np.searchsorted(made, wanted))
     if i == 0:
         return float(ends_s[0])

@@ -20,7 +20,7 @@ class SideBySide:
     rows: Mapping[str, tuple[str, ...]]
 
     def plain(self) -> dict[str, Any]:
-        """As JSON holds it: for each file what is known of it."""
+        """The table for JSON: the known values of each file."""
         return {
             name: {what: values[i] for what, values in self.rows.items() if values[i]}
             for i, name in enumerate(self.names)

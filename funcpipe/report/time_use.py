@@ -1,4 +1,4 @@
-"""Where the time of a run's functions went, stage by stage: in the steps of a trace, or in the whole run."""
+"""The use of functions' time, stage by stage: in the steps of a trace, or in the whole run."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping

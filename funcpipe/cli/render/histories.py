@@ -35,7 +35,7 @@ def _iteration(seconds: float, usd: float) -> str:
 
 
 def observed(found: "Sequence[ObservedIteration]", console: Console, prefix: str = "") -> None:
-    """These lines."""
+    """Print the lines of `observed_lines`."""
     for line in observed_lines(found, prefix):
         console.print(line, soft_wrap=True)
 

@@ -22,7 +22,7 @@ class Terminal(Console):
         super().__init__(stderr=stderr, highlight=False, markup=False, emoji=False, **options)
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """As any console prints, but lines of text go on as said above."""
+        """Print as any console does, but wrap lines of text as said above."""
         if all(isinstance(item, str) for item in objects) and "overflow" not in options:
             if self.is_terminal and not options.get("soft_wrap"):
                 objects = (self._wrapped(" ".join(objects)),)
@@ -34,7 +34,7 @@ class Terminal(Console):
         return "\n".join(part for line in text.split("\n") for part in whole_words(line) or [""])
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As any console, with a sign in place of control characters, which an untrusted plan may hold."""
+        """Render as any console does, with a sign in place of control characters, which an untrusted plan may hold."""
         for text, style, control in super().render(renderable, options):
             yield Segment(text if control else printable(text), style, control)
 

@@ -62,7 +62,7 @@ class Material:
         return evaluate(self.plan, self.profile, self.spec)
 
     def completed(self) -> "Material":
-        """With the run's plan, and with a prediction where plan, profile and platform allow one; raises PlanError."""
+        """Add the run's plan, and a prediction where plan, profile and platform allow one; raises PlanError."""
         plan = self.plan or (None if self.record is None else self.record.plan)
         predicted = self.predicted
         if predicted is None and plan is not None and self.profile is not None and self.spec is not None:

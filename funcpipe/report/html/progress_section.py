@@ -95,7 +95,7 @@ def throughput(trace: Trace) -> tuple[str, dict[int, float]]:
 
 
 def dollars(trace: Trace) -> dict[int, float]:
-    """By step, what functions and requests had cost by its end in all steps that the trace has; nothing without prices.
+    """The cost of functions and requests by the end of each step of the trace; empty without prices.
 
     A function counts in the steps of which its events are known.
     """

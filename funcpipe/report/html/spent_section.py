@@ -1,4 +1,4 @@
-"""Where time and money went, and what to change, each change with its price."""
+"""The time and money spent, and possible changes with their prices."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
