@@ -158,7 +158,6 @@ def _add_plan(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def _add_goal(verb: argparse.ArgumentParser) -> None:
-    """Add the options of the goal."""
     group = verb.add_argument_group("goal", "The cheapest iteration, unless one of the first three says otherwise.")
     goal = group.add_mutually_exclusive_group()
     goal.add_argument(
@@ -236,7 +235,6 @@ def _add_choices(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
 
 
 def _add_pins(verb: argparse.ArgumentParser) -> None:
-    """Add the options of decisions that the plan must follow."""
     pins = verb.add_argument_group("pins", "Decisions that the plan must follow. The first three may be repeated.")
     pins.add_argument("--cut", action="append", default=[], metavar="LAYER", help="begin a stage with this layer")
     pins.add_argument(

@@ -39,7 +39,6 @@ def add_train_server(verbs: Any) -> None:
 
 
 def _add_machines(verb: argparse.ArgumentParser) -> None:
-    """Add the options of the machines that train, and of the data."""
     cluster = verb.add_argument_group("machines and data")
     cluster.add_argument(
         "--provision", required=True, metavar="FILE", help="what `funcpipe provision --json` has printed"
@@ -65,7 +64,6 @@ def _add_machines(verb: argparse.ArgumentParser) -> None:
 
 
 def _add_training(verb: argparse.ArgumentParser) -> None:
-    """Add the options of training."""
     training = verb.add_argument_group("training")
     add_choice(
         training,

@@ -127,7 +127,6 @@ def _model_file(options: argparse.Namespace) -> str | None:
 
 
 def _keeps_model(options: argparse.Namespace) -> bool:
-    """True if the model stays in the run's storage."""
     return options.keep_model and (options.storage is not None or is_deployment(options.platform))
 
 

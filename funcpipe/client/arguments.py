@@ -83,7 +83,6 @@ def strict(verb: Callable[P, T]) -> Callable[P, T]:
 
 
 def _keywords(verb: Callable[..., object]) -> dict[str, None]:
-    """The keywords that a verb takes, in order."""
     found: dict[str, None] = {}
     for name, parameter in inspect.signature(verb).parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:

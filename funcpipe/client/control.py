@@ -92,7 +92,6 @@ def read_status(
 
 
 def _newest_validation(storage: Storage, record: RunRecord) -> ValidationReport | None:
-    """The newest validation of the run, by whatever generation."""
     return newest_report(storage, ValidationKeys.of(record)) or next(reversed(record.validations), None)
 
 

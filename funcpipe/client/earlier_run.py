@@ -49,7 +49,6 @@ def take_over_for(job: Job, session: Session, settings: RunSettings) -> RunRecor
 
 
 def _check_same_job(job: Job, record: RunRecord) -> None:
-    """Raise PlanError unless the steps that the run has done are steps of `job`."""
     for name, before, now in (
         ("global_batch", record.plan.global_batch, job.plan.global_batch),
         ("samples", record.samples, job.samples),

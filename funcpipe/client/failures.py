@@ -120,7 +120,6 @@ def _waits(storage: Storage, keys: Keys, waiter: str) -> dict[str, Busy]:
 
 
 def _last_seen(storage: Storage, keys: Keys, worker: str) -> str:
-    """The last heartbeat of a worker, in words."""
     beat = newest_heartbeat(storage, keys, worker)
     if beat is None:
         return f"{worker} never sent a heartbeat"

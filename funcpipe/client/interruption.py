@@ -74,7 +74,6 @@ def _save(prepared: PreparedRun, keys: Keys, supervisor: Supervisor) -> None:
 
 
 def _reported(storage: Storage, keys: Keys) -> int:
-    """The number of steps that the last stage has reported."""
     steps = (int(key.removeprefix(keys.step_reports).partition(".")[0]) for key in storage.list(keys.step_reports))
     return max(steps, default=-1) + 1
 

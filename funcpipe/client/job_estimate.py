@@ -245,7 +245,6 @@ class _JobCosts:
         return self._prices.request_usd(*counts)
 
     def _traffic_usd(self, total_s: float) -> float:
-        """Dollars of the bytes that the client downloads."""
         shape, collected = self._shape, self._shape.collected_bytes
         if collected is None:
             held = sum(self._parameter_bytes)
@@ -257,6 +256,5 @@ class _JobCosts:
         return list(zip(self._sizes, stage_bytes, strict=True))
 
     def _slowest_s(self, stage_bytes: list[float], *, up: bool) -> float:
-        """Seconds that the slowest stage moves its bytes."""
         sizes = self._by_size(stage_bytes)
         return max(moved / (size.upload_bytes_s if up else size.download_bytes_s) for size, moved in sizes)

@@ -147,7 +147,6 @@ def _below(path: str) -> str:
 
 
 def _blocks(slots: Sequence[Slot]) -> tuple[str, ...]:
-    """The paths of the modules of `slots`, without those inside others."""
     paths = dict.fromkeys(_below(slot.path) for slot in slots)
     return tuple(path for path in paths if not any(_is_below(path, other) for other in paths))
 

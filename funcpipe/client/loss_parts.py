@@ -43,7 +43,7 @@ class Compared:
         sums: Sequence[Tensor],
         tolerance: float,
     ) -> "Compared":
-        """A comparison with the `gradients` of the whole, of this `weight`, and the `sums` of its parts' by their shares."""
+        """Compare the `gradients` of the whole, of this `weight`, with the `sums` of its parts' by their shares."""
         adds_up = math.isclose(weight, sum(own for _, own in parts), rel_tol=tolerance)
         apart = _norm([a.double() - b for a, b in zip(gradients, sums, strict=True)])
         size = max(_norm(gradients), _norm(sums))

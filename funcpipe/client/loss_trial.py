@@ -83,7 +83,6 @@ class _Trial:
         return None
 
     def _of(self, count: int) -> Compared | None:
-        """The comparison for a batch of `count` samples."""
         try:
             batch = self.samples.load(self.samples.unlike(count))
             with torch.no_grad(), autocast_to(self.recipe.precision):

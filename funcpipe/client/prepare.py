@@ -254,7 +254,6 @@ def _estimate(
 
 
 def _done(job: Job, resumed: ResumePoint | None, learned: Learned | None) -> int:
-    """The number of steps that are done."""
     if resumed is not None:
         return resumed.step
     return 0 if learned is None else learned.epochs * job.batches.steps_per_epoch

@@ -173,7 +173,6 @@ def _backward(model: nn.Module, loss: Tensor, trained: Mapping[str, nn.Parameter
 
 
 def _check_gradients(trained: Mapping[str, nn.Parameter], loss: float) -> None:
-    """Raise ModelError unless all gradients are finite."""
     for name, parameter in trained.items():
         gradient = parameter.grad
         if gradient is not None and gradient.dtype is not torch.float16 and not is_finite(gradient):

@@ -98,14 +98,12 @@ def _check_optimizer(job: Job, routes: Routes, stages: Sequence[StageModule]) ->
 
 
 def _evaluated(job: Job, data: RunData) -> list[StageEvaluation]:
-    """The stages of the job's plan in eval mode."""
     assert job.evaluation is not None, "the job evaluates"
     assert data.evaluation is not None, "on data of its own"
     return job.evaluation.stages(job.plan, data.evaluation.stored, _routes)
 
 
 def _hooks_of(job: Job, stage: StageModule) -> NamedHooks:
-    """The hooks of the parameters that `stage` trains."""
     if not job.epochs:
         return NO_HOOKS
     return hooks_of(trainable_parameters(stage, {shape.name for shape in job.trainable}).items())
@@ -146,7 +144,6 @@ def _check_order(job: Job) -> None:
 
 
 def _check_joint(job: Job) -> None:
-    """Raise PlanError unless the plan computes the loss as the recipe says."""
     joint = job.recipe.coupled is Coupled.CACHE
     if joint is job.plan.joint_loss:
         return

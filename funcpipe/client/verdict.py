@@ -128,6 +128,5 @@ def _how_dead(life: RunLiveness) -> str:
 
 
 def _long_wait(beat: Heartbeat) -> Busy | None:
-    """The wait of a worker, if it is long."""
     wait = only_wait(beat)
     return wait if wait is not None and wait.since_s > max(_LONG_S, _LONG_STEPS * beat.step_s) else None

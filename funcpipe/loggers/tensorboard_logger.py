@@ -67,7 +67,6 @@ class TensorBoardLogger(Callback):
 
 
 def _logged_steps(folder: str) -> set[int]:
-    """The steps of which the folder has a loss."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     if not os.path.isdir(folder):

@@ -238,7 +238,6 @@ class FunctionPool:
             slot.restart_at_s = at_s
 
     def _left(self, slot: WorkerSlot, connection: FunctionConnection) -> Lost | None:
-        """Handle a function that has left in time."""
         if connection is slot.successor:
             slot.successor = None
         elif connection is slot.connection:
@@ -262,7 +261,6 @@ class FunctionPool:
             del self.slots[slot.worker.name]
 
     def _slot_of(self, connection: FunctionConnection) -> WorkerSlot | None:
-        """The slot of a function; None if another function has it by now."""
         slot = self.slots.get(connection.spec.worker)
         return slot if slot is not None and connection in (slot.connection, slot.successor) else None
 

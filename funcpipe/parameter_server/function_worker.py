@@ -164,7 +164,6 @@ class _Function:
         return leaves_at_s(min(lifetimes_s), self._longest_s, 0.0) - age_s
 
     def _message(self, **fields: Any) -> FunctionMessage:
-        """The answer to the order that this function is at."""
         return FunctionMessage(
             number=self._number,
             billed_s=self._invoked.billed_s,

@@ -123,7 +123,6 @@ def _collect(group: WorkerGroup, config: LoopConfig, step: Step, history: Histor
 def _deal_out(
     group: WorkerGroup, config: LoopConfig, step: Step, numbers: Sequence[int], workers: Sequence[ServerWorker]
 ) -> None:
-    """Give the micro-batches `numbers` of `step` to `workers`, by speed."""
     first = step.number * config.width
     for worker, part in zip(workers, deal(numbers, [w.speed for w in workers]), strict=True):
         if part:

@@ -265,7 +265,6 @@ def memory_of(rented: Rented) -> int | None:
 def _ascending(
     memory_mb: int, samples: float, deadline_s: float, work: FunctionWorkload, market: FunctionMarket
 ) -> Iterator[FunctionPrediction]:
-    """The predictions between both bounds, fewest functions first."""
     try:
         lower, upper = bounds(memory_mb, samples, deadline_s - market.start_s, work, market)
     except Infeasible:

@@ -70,7 +70,6 @@ def _neighbours(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Iterat
 
 
 def _other_sums(plan: Plan) -> Iterator[tuple[str, Plan]]:
-    """Other ways in which replicas sum, where there are several."""
     if plan.replicas == 1:
         return
     for sync in Sync:

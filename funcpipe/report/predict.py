@@ -97,7 +97,6 @@ def step_shape(plan: Plan, profile: ModelProfile, *, clipped: bool = False) -> S
 
 
 def _loading(plan: Plan, profile: ModelProfile) -> Loading | None:
-    """The loading of a step that is one of many; None where it was not measured."""
     if profile.data is None:
         return None
     stages = [number for number, stage in enumerate(plan.stages) if profile.loads_data(stage.first, stage.stop)]
@@ -168,7 +167,6 @@ def _routes(plan: Plan, profile: ModelProfile) -> Routes:
 
 
 def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
-    """The bytes that a put or get moves."""
     routes = _routes(plan, profile)
     activations = {(route.producer, part): route.payload_bytes for part, route in routes.numbered_activations()}
     gradients = {(route.consumer, route.producer): route.payload_bytes for route in routes.gradients}

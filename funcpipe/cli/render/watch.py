@@ -165,7 +165,6 @@ def _style_of(worker: "WorkerStatus") -> str:
 
 
 def _successions(view: "RunView", most: int) -> list[Text]:
-    """The newest restarts and hand-overs."""
     found = view.successions
     if not found:
         return []
