@@ -16,11 +16,11 @@ from torch import Tensor
 
 from funcpipe.core import RequestCounts, ServerFunctionSpec
 from funcpipe.errors import WorkerFailed
+from funcpipe.parameter_server.checkpoints import ServerCheckpoints
 from funcpipe.parameter_server.function_connection import FunctionConnection, Given, Inbox, Received
 from funcpipe.parameter_server.function_messages import FunctionMessage, ServerKeys
 from funcpipe.parameter_server.function_pool import FunctionPool
 from funcpipe.parameter_server.replica import ServerJob
-from funcpipe.parameter_server.saved import SavedServer
 from funcpipe.parameter_server.server import ParameterServer
 from funcpipe.parameter_server.values import Chunk, Progress, Push, ServerWorker, WorkTimes
 from funcpipe.parameter_server.worker_group import Lost, Pushed
@@ -71,7 +71,7 @@ class FunctionWorkerGroup:
         self._keys = ServerKeys(Keys.of(site.spec))
         self._inbox: Inbox = queue.SimpleQueue()
         self._pool = FunctionPool(site.spec, site.platform, site.storage, self._inbox, clock=clock)
-        self._saved = SavedServer(site.storage, site.spec.run)
+        self._checkpoints = ServerCheckpoints(site.storage, site.spec.run)
         self._versions: list[int] = []
         self._waiting: list[Lost] = []
         self._began_s = clock()
@@ -115,7 +115,7 @@ class FunctionWorkerGroup:
         return tuple(slot.worker for slot in slots if slot.is_open)
 
     @property
-    def awaits(self) -> bool:
+    def is_starting(self) -> bool:
         """True while functions are starting, or are about to."""
         return any(not slot.is_open for slot in self._pool.slots.values())
 
@@ -153,7 +153,7 @@ class FunctionWorkerGroup:
 
     def save(self) -> None:
         """Write a checkpoint."""
-        self._saved.save(self._server)
+        self._checkpoints.save(self._server)
 
     def progress(self) -> Progress:
         """The progress of the server."""
@@ -166,7 +166,7 @@ class FunctionWorkerGroup:
     def restart_server(self) -> None:
         """Go on from the newest checkpoint; what functions were given is forgotten."""
         self._server = ParameterServer(self._site.job)
-        self._saved.restore_into(self._server)
+        self._checkpoints.restore_into(self._server)
         for connection in self._pool.connections:
             connection.given.clear()
         self._publish()

@@ -233,7 +233,7 @@ def _workers(
     if not group.workers:
         config.watch(group, done)
     workers = group.workers
-    if not workers and not group.awaits and not others:
+    if not workers and not group.is_starting and not others:
         last = f"; the last was lost: {history.lost[-1]}" if history.lost else ""
         raise WorkerFailed(
             f"no worker is left{last}; run it again under the same name, where there is room for workers: it goes on "

@@ -7,9 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+from funcpipe.parameter_server.checkpoints import ServerCheckpoints
 from funcpipe.parameter_server.link import SharedLink
 from funcpipe.parameter_server.replica import Replica, ServerJob
-from funcpipe.parameter_server.saved import SavedServer
 from funcpipe.parameter_server.server import ParameterServer
 from funcpipe.parameter_server.values import Chunk, Progress, Push, ServerWorker, WorkTimes
 from funcpipe.platforms.base import Storage
@@ -37,8 +37,8 @@ class ServerActor:
     def __init__(self, site: RaySite) -> None:
         _one_thread()
         self._server = ParameterServer(site.job)
-        self._saved = SavedServer(site.open_storage(), site.run)
-        self._saved.restore_into(self._server)
+        self._checkpoints = ServerCheckpoints(site.open_storage(), site.run)
+        self._checkpoints.restore_into(self._server)
         self._link = SharedLink(site.link_bytes_s)
 
     def pull(self, own_bytes_s: float | None) -> tuple[int, dict[str, Tensor]]:
@@ -61,7 +61,7 @@ class ServerActor:
 
     def save(self) -> None:
         """Write a checkpoint."""
-        self._saved.save(self._server)
+        self._checkpoints.save(self._server)
 
     def progress(self) -> Progress:
         """The progress of the server."""

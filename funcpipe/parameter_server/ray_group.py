@@ -75,7 +75,7 @@ class RayWorkerGroup:
         return tuple(worker for name, worker in self._workers.items() if name not in self._leaving)
 
     @property
-    def awaits(self) -> bool:
+    def is_starting(self) -> bool:
         """True while workers are starting."""
         return bool(self._starting)
 

@@ -44,7 +44,7 @@ class WorkerGroup(Protocol):
         """The workers that may be given work: neither gone nor about to leave."""
 
     @property
-    def awaits(self) -> bool:
+    def is_starting(self) -> bool:
         """True while workers are starting; `workers` holds them later."""
 
     def join(self, worker: ServerWorker) -> None:

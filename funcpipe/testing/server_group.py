@@ -4,8 +4,8 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 
+from funcpipe.parameter_server.checkpoints import ServerCheckpoints
 from funcpipe.parameter_server.replica import Replica, ServerJob
-from funcpipe.parameter_server.saved import SavedServer
 from funcpipe.parameter_server.server import ParameterServer
 from funcpipe.parameter_server.values import Chunk, Progress, Push, ServerWorker
 from funcpipe.parameter_server.worker_group import Lost, Pushed, ServerLost
@@ -30,7 +30,7 @@ class InTurnWorkerGroup:
         before_push: Callable[["InTurnWorkerGroup", str, int], None] = lambda group, worker, pushed: None,
     ) -> None:
         self._job, self._storage, self._run = job, storage, run
-        self._saved = SavedServer(storage, run)
+        self._checkpoints = ServerCheckpoints(storage, run)
         self._before_push = before_push
         self._replicas: dict[str, Replica] = {}
         self._workers: dict[str, ServerWorker] = {}
@@ -51,7 +51,7 @@ class InTurnWorkerGroup:
         return tuple(worker for name, worker in self._workers.items() if name not in self._leaving)
 
     @property
-    def awaits(self) -> bool:
+    def is_starting(self) -> bool:
         """False: workers start at once."""
         return False
 
@@ -105,7 +105,7 @@ class InTurnWorkerGroup:
     def save(self) -> None:
         """Let the server write a checkpoint."""
         self._check_server()
-        self._saved.save(self.server)
+        self._checkpoints.save(self.server)
 
     def progress(self) -> Progress:
         """The progress of the server."""
@@ -115,7 +115,7 @@ class InTurnWorkerGroup:
     def restart_server(self) -> None:
         """Start a server from the newest checkpoint."""
         self.server = ParameterServer(self._job)
-        self._saved.restore_into(self.server)
+        self._checkpoints.restore_into(self.server)
         self._server_dead = False
         self._ends, self._given = [], {name: deque() for name in self._workers}
 

@@ -47,7 +47,7 @@ def wait_for_all(group: WorkerGroup, done: float, *, successors: bool = False) -
     assert isinstance(group, FunctionWorkerGroup)
     pool = group._pool
     while not any(connection.given and not connection.over for connection in pool.connections) and (
-        group.awaits or (successors and any(slot.successor is not None for slot in pool.slots.values()))
+        group.is_starting or (successors and any(slot.successor is not None for slot in pool.slots.values()))
     ):
         assert group.next() is None
 

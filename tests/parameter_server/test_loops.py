@@ -81,7 +81,7 @@ class StartingLater(InTurnWorkerGroup):
     starting: ServerWorker | None = None
 
     @property
-    def awaits(self) -> bool:
+    def is_starting(self) -> bool:
         return self.starting is not None
 
     def next(self) -> Pushed | Lost | None:

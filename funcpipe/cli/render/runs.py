@@ -135,7 +135,7 @@ def run_status(found: "RunStatus", storage: str, console: Console) -> None:
     """The status of a run in `storage`, and of each of its workers."""
     columns = (
         *(Column("worker", text=True), Column("attempt", drop=2), Column("step"), Column("saved", drop=4)),
-        *(Column("peak MB", drop=3), Column("$"), Column("heard s ago", drop=1), Column("doing", text=True)),
+        *(Column("peak MB", drop=3), Column("$"), Column("seen s ago", drop=1), Column("doing", text=True)),
     )
     rows = [
         (

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from funcpipe.errors import CorruptMessage, PlanError
-from funcpipe.parameter_server.saved import SavedServer
+from funcpipe.parameter_server.checkpoints import ServerCheckpoints
 from funcpipe.parameter_server.server import Applied, ParameterServer
 from tests.parameter_server.conftest import RUN, stored_adam
 
@@ -13,7 +13,7 @@ FOLDER = f"{RUN}/server/checkpoints/"
 
 def test_a_server_is_read_as_it_was_saved_and_two_checkpoints_are_kept() -> None:
     _, sent, storage = stored_adam()
-    server, saved = ParameterServer(sent), SavedServer(storage, RUN)
+    server, saved = ParameterServer(sent), ServerCheckpoints(storage, RUN)
     assert not saved.restore_into(server)
     for version in (3, 4, 10):
         server.version, server.applied = version, Applied(version, [version + 2])
@@ -31,7 +31,7 @@ def test_a_server_is_read_as_it_was_saved_and_two_checkpoints_are_kept() -> None
 )
 def test_a_damaged_checkpoint_is_told(field: str, value: object) -> None:
     _, sent, storage = stored_adam()
-    server, saved = ParameterServer(sent), SavedServer(storage, RUN)
+    server, saved = ParameterServer(sent), ServerCheckpoints(storage, RUN)
     saved.save(server)
     (key,) = [key for key in storage.list(FOLDER) if key.endswith(".json")]
     document = json.loads(storage.get(key))

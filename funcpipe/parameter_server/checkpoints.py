@@ -18,7 +18,7 @@ _KEPT = 2
 _FIELDS = ("version", "samples", "below")
 
 
-class SavedServer:
+class ServerCheckpoints:
     """The checkpoints of the server of `run`."""
 
     def __init__(self, storage: Storage, run: str) -> None:
