@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from funcpipe.cli import render
+from funcpipe.cli.render.runs import doing
 from funcpipe.cli.render.table import Column, print_table
 from funcpipe.cli.render.terminal import Terminal
 from funcpipe.client.run_status import RunStatus, WorkerStatus
@@ -311,8 +312,6 @@ def test_every_number_of_a_column_that_is_shown_is_whole(rows: list[tuple[str, .
 
 
 def test_a_table_of_workers_shows_the_ends_of_a_long_error() -> None:
-    text = render.runs.doing(
-        replace(WORKER, outcome=Outcome.FAILED, error="ValueError: <html>" + "x" * 8000 + "</html>")
-    )
+    text = doing(replace(WORKER, outcome=Outcome.FAILED, error="ValueError: <html>" + "x" * 8000 + "</html>"))
     assert re.fullmatch(r"failed: ValueError: <html>x+\n… 7,625 characters are left out here …\nx+</html>", text)
     assert len(text) < 500
