@@ -33,6 +33,7 @@ from funcpipe.runstate.generations import (
     delete_generation,
     load_worker_specs,
     newest_record,
+    refuse_if_gone,
     reserve_generation,
     write_payload,
     write_record,
@@ -146,13 +147,16 @@ def _follow_to_end(
 
 @contextlib.contextmanager
 def _owned(prepared: PreparedRun, *, watches: bool = False) -> Iterator[Owner]:
-    """Own the run within this context; raises RunHalted once another client has taken it over, or the lease is gone."""
+    """Own the run within this context. Raises RunHalted once another client has taken it over, or the lease is gone;
+    RunUnknown if the run is gone as well.
+    """
     every_s = min(BEAT_S, prepared.faults.heartbeat_s)
     try:
         with owned(prepared.storage, prepared.name, every_s=every_s, watches=watches) as owner:
             yield owner
     except Superseded as error:
         if error.missing:
+            refuse_if_gone(prepared.storage, prepared.name, f"run {prepared.name} was ended here: {error}")
             raise RunHalted(
                 f"run {prepared.name} was ended here: {error}; funcpipe status {prepared.name} shows what is left of "
                 "it, and train with --resume goes on from that"
@@ -262,7 +266,7 @@ def _with_next_commands(prepared: PreparedRun, *, kept: bool) -> Iterator[thread
         begun.set()
     try:
         yield begun
-    except (RunTaken, Superseded):  # the run is another client's, which goes on with it
+    except (RunTaken, RunUnknown, Superseded):  # the run is another client's, which goes on with it, or is gone
         raise
     except RunError as error:
         run = prepared.name

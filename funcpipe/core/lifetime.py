@@ -13,7 +13,8 @@ LEAST_KEEP_DAYS = 2
 """The least such number: a run that goes on makes its objects young again once a day."""
 
 WHY_GONE = (
-    "the run was deleted, the storage deletes objects by their age (a lifecycle rule), or its reads lag behind writes"
+    "the run was collected or deleted, the storage deletes objects by their age (a lifecycle rule), or its reads lag "
+    "behind writes"
 )
 """The reason why an object of a run may be missing."""
 

@@ -11,7 +11,15 @@ from dataclasses import replace
 from funcpipe.core import LeaseDocument, RunRecord, WorkerSpec
 from funcpipe.core.lifetime import KEEP_DAYS, WHY_GONE
 from funcpipe.core.run_key import RunKey
-from funcpipe.errors import CorruptMessage, KeyExists, KeyMissing, PlatformRefused, RunUnknown
+from funcpipe.errors import (
+    CorruptMessage,
+    KeyExists,
+    KeyMissing,
+    PlatformRefused,
+    RunKeyMissing,
+    RunUnknown,
+    StorageError,
+)
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.detached import unmark_run
 from funcpipe.runstate.documents import exists, get_document, get_listed_document, put_document
@@ -151,6 +159,23 @@ def _why_unknown(run: str, own: Sequence[str]) -> str:
     count = "an object" if len(left) == 1 else f"{len(left)} objects"
     why = f"its client ended before it began, {WHY_GONE}"
     return f"{count} of one, such as {left[0]}, without a record: {why}; funcpipe clean {run} deletes what is left"
+
+
+def refuse_if_gone(storage: Storage, run: str, why: str) -> None:
+    """Raise RunUnknown, which begins with `why`, if too little of `run` is left to resume it: says what to do instead.
+
+    A record that cannot be read counts as left.
+    """
+    try:
+        newest_record(storage, run)
+    except (CorruptMessage, RunKeyMissing, StorageError):
+        return
+    except RunUnknown:
+        if any(not key.startswith(Keys(run).owner.prefix) for key in find_objects(storage, Keys(run).run_prefix).own):
+            rest = f"what is left of it cannot be resumed: funcpipe clean {run} deletes what is left, then train again"
+        else:
+            rest = "nothing is left of it to resume: train without --resume begins it anew"
+        raise RunUnknown(f"{why}; {rest}") from None
 
 
 def write_payload(storage: Storage, keys: Keys, spec: WorkerSpec) -> None:

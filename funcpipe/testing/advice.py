@@ -76,7 +76,9 @@ CLAIMS: tuple[tuple[str, Holds], ...] = (
     (r"another client", _by_other("resume", "take over", "clean", "train")),
     (
         f": {re.escape(WHY_GONE)}",
-        lambda happened: _if("expire", "read late", "listed late")(happened) or _by_other("clean", "over")(happened),
+        lambda happened: (
+            _if("expire", "read late", "listed late")(happened) or _by_other("clean", "over", "resume")(happened)
+        ),
     ),
     (r"as after os\._exit", lambda happened: False),
     (r"it was stopped", _by_other("stop")),
@@ -107,6 +109,11 @@ def mend(world: World, error: FuncPipeError) -> None:
     do(world)
 
 
+def is_refusal(error: FuncPipeError) -> bool:
+    """Whether `error` refuses to begin a run, and says what to change; others end one."""
+    return error.exit_code == 2 and any(re.search(pattern, _said(error)) for pattern, *_ in MENDS)
+
+
 def follow(world: World, error: FuncPipeError) -> Left:
     """Do what `error` advises, and what each error after it does, until the run has trained. Raises Wrong."""
     for _ in range(_MOST):
@@ -124,11 +131,15 @@ def follow(world: World, error: FuncPipeError) -> Left:
 def _advised(
     error: FuncPipeError, advice: tuple[tuple[str, str, Callable[[World], Done]], ...]
 ) -> tuple[str, Callable[[World], Done]]:
-    said = "\n".join([str(error), *getattr(error, "__notes__", ())])
+    said = _said(error)
     for pattern, name, do in advice:
         if re.search(pattern, said):
             return name, do
     raise Wrong(f"advises nothing: {type(error).__name__}: {error}")
+
+
+def _said(error: FuncPipeError) -> str:
+    return "\n".join([str(error), *getattr(error, "__notes__", ())])
 
 
 def _rename(world: World) -> None:
@@ -167,7 +178,7 @@ ADVICE: tuple[tuple[str, str, Callable[[World], Left]], ...] = (
     (r"funcpipe clean \S+ deletes what is left", "clean, train", _after(_clean, _begin)),
     (r"--from-start", "--resume --from-start", lambda world: world.resume(from_start=True)),
     (r"--take-over", "--resume --take-over", lambda world: world.resume(take_over=True)),
-    (r"the same command begins it|there is no run", "train", _begin),
+    (r"the same command begins it|begins it anew|there is no run", "train", _begin),
     (r"--resume|resume it", "--resume", lambda world: world.resume()),
 )
 """What is advised, by what a message says or notes; the first that fits."""

@@ -27,7 +27,7 @@ from funcpipe.runstate import owner
 from funcpipe.runstate.keyring import FOLDER, RUN_KEY
 from funcpipe.runstate.renewal import DAY_S
 from funcpipe.testing import attacked_world
-from funcpipe.testing.advice import Left, World, Wrong, follow, mend, say
+from funcpipe.testing.advice import Left, World, Wrong, follow, is_refusal, mend, say
 from funcpipe.testing.attacked_world import REQUESTS, TORN
 from funcpipe.testing.hostile_storage import Hostility
 from funcpipe.worker import checkpoint_manager
@@ -186,7 +186,7 @@ def _ended(world: World, attacks: tuple[Attack, ...], expected: Left) -> str:
             break
         except FuncPipeError as error:
             say(world, error)
-            if error.exit_code == 2 and not _has_begun(world) and refused != str(error):
+            if is_refusal(error) and not _has_begun(world) and refused != str(error):
                 refused, outcome = str(error), REFUSED
                 mend(world, error)
                 continue

@@ -14,7 +14,7 @@ from funcpipe.client.export import load_saved
 from funcpipe.client.job import Job
 from funcpipe.client.launch import launch
 from funcpipe.client.prepare import prepare
-from funcpipe.client.results import RunResult
+from funcpipe.client.results import Progress, RunResult
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.client.verdict import Verdict
@@ -22,11 +22,11 @@ from funcpipe.core import RunSettings
 from funcpipe.core.lifetime import WHY_GONE
 from funcpipe.errors import RunHalted, RunUnknown, Superseded
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.runstate.generations import list_generations, newest_record, write_record
+from funcpipe.runstate.generations import list_generations, newest_record, refuse_if_gone, write_record
 from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys, generation_of
 from funcpipe.runstate.lease import FencedStorage, Lease
-from funcpipe.runstate.owner import owned, raise_if_taken
+from funcpipe.runstate.owner import Owner, owned, raise_if_taken
 from funcpipe.runstate.resume import load_resume_point
 from funcpipe.testing import races
 from funcpipe.testing.memory_storage import MemoryStorage
@@ -144,9 +144,57 @@ def test_a_client_whose_lease_vanishes_says_so_and_the_run_can_be_resumed(
     assert storage.list("") == ()
 
 
+@pytest.mark.parametrize("other", ["collects", "cleans"])
+def test_a_client_that_slept_while_another_ended_the_run_says_that_nothing_is_left(
+    other: str, storage: MemoryStorage, functions: HeldPlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first client stands still: its only other thread asks for nothing, and this one does what the other does."""
+    monkeypatch.setattr(Owner, "_run", lambda self: None)
+    made = replace(smaller_job(stages=2, replicas=1), epochs=4)
+    session = session_on(Site(functions, storage, "memory://"), reopen=functions.open)
+    expected = launch(prepare(made, session, faults=STEADY, settings=RunSettings(name="plain")))
+    functions.hold(5)
+    faults, collected = replace(STEADY, keep=True), list[RunResult]()
+
+    def sleep(progress: Progress) -> None:
+        if progress.step != 5:
+            return
+        functions.go_on()
+        if other == "cleans":
+            clean(storage, RUN, functions.open, take_over=True)
+        else:
+            settings = RunSettings(resume=RUN, take_over=True)
+            collected.append(launch(prepare(made, session, faults=faults, settings=settings)))
+
+    with pytest.raises(RunUnknown) as ended:
+        launch(prepare(made, session, faults=faults, settings=RunSettings(name=RUN)), sleep)
+    assert str(ended.value) == (
+        f"run {RUN} was ended here: the lease of owner 0 is missing: {WHY_GONE}; nothing is left of it to resume: "
+        "train without --resume begins it anew"
+    )
+    assert not hasattr(ended.value, "__notes__")
+    assert storage.list("") == ()
+    again = launch(prepare(made, session, faults=faults, settings=RunSettings(name=RUN)))
+    for result in (*collected, again):
+        assert_same(result, expected)
+
+
+def test_a_run_without_a_record_is_gone_and_one_whose_record_is_damaged_is_not(stopped: dict[str, bytes]) -> None:
+    refuse_if_gone(filled(stopped), RUN, "why")
+    refuse_if_gone(filled({k: b"" if k.endswith("/run.json") else v for k, v in stopped.items()}), RUN, "why")
+    storage = without(stopped, lambda key: key.endswith("/run.json") or ("/generations/" in key and "json" in key))
+    with pytest.raises(RunUnknown, match=rf"^why; what is left of it cannot be resumed: funcpipe clean {RUN} deletes"):
+        refuse_if_gone(storage, RUN, "why")
+    clean(storage, RUN, gone)
+    with pytest.raises(RunUnknown, match=r"^why; nothing is left of it to resume: "):
+        refuse_if_gone(storage, RUN, "why")
+
+
 def test_a_client_that_deletes_a_run_another_has_deleted_says_so(storage: MemoryStorage) -> None:
     with (  # noqa: PT012 - the lease vanishes inside
-        pytest.raises(RunUnknown, match=rf"^run {RUN}: the lease of owner 0 is missing: the run was deleted, "),
+        pytest.raises(
+            RunUnknown, match=rf"^run {RUN}: the lease of owner 0 is missing: the run was collected or deleted, "
+        ),
         raise_if_taken(RUN),
         owned(storage, RUN) as owner,
     ):

@@ -73,7 +73,8 @@ def test_who_finds_its_lease_gone_stops() -> None:
     storage.delete(KEYS.lease("s0.r0", 0))
     for _ in range(2):
         with pytest.raises(
-            Superseded, match=r"^the lease of attempt 0 of s0\.r0 is missing: the run was deleted, the storage"
+            Superseded,
+            match=r"^the lease of attempt 0 of s0\.r0 is missing: the run was collected or deleted, the storage",
         ) as lost:
             held.check_now()
         assert lost.value.missing
