@@ -17,6 +17,7 @@ from funcpipe.client.supervisor import Supervisor
 from funcpipe.client.takeover import end_generation, end_leftovers
 from funcpipe.client.upload import upload
 from funcpipe.core import RunRecord
+from funcpipe.core.lifetime import WHY_GONE
 from funcpipe.core.stores import DEFAULT, urls_by_kind
 from funcpipe.errors import (
     PlanError,
@@ -170,14 +171,16 @@ def _owned(prepared: PreparedRun, *, watches: bool = False) -> Iterator[Owner]:
 def _begin(prepared: PreparedRun, owner: Owner) -> tuple[PreparedRun, Keys]:
     """The run as its owner writes it, and the keys of a new generation. What dead clients have left of it is deleted.
 
-    Raises RunTaken if another client has owned the run since it was prepared, and PlatformRefused for a storage that
-    does not keep what it must.
+    Raises RunTaken if another client has owned the run since it was prepared, RunUnknown if it has vanished since, and
+    PlatformRefused for a storage that does not keep what it must.
     """
     run, before = prepared.name, None if prepared.resumed is None else prepared.resumed.keys
     try:
         newest = Keys.of(newest_record(owner.storage, run))
     except RunUnknown:
         newest = None
+    if newest is None and before is not None:
+        refuse_if_gone(owner.storage, run, f"run {run} has vanished since this client has looked: {WHY_GONE}")
     if newest != before:
         raise RunTaken(run, "another client, which has begun or ended it since this one checked")
     end_leftovers(owner.storage, run, prepared.reopen, keep=before)

@@ -1,6 +1,7 @@
 """Objects of a run that vanish, as by their age: what is said is true, and checkpoints alone are enough to go on."""
 
 import math
+import re
 import threading
 from collections.abc import Callable
 from dataclasses import replace
@@ -188,6 +189,22 @@ def test_a_run_without_a_record_is_gone_and_one_whose_record_is_damaged_is_not(s
     clean(storage, RUN, gone)
     with pytest.raises(RunUnknown, match=r"^why; nothing is left of it to resume: "):
         refuse_if_gone(storage, RUN, "why")
+
+
+@pytest.mark.parametrize(
+    ("lost", "rest"),
+    [("", "nothing is left of it to resume: train without"), ("run.json", rf"what is left .* funcpipe clean {RUN} ")],
+)
+def test_a_run_that_vanishes_while_it_is_resumed_is_not_said_to_be_taken(
+    lost: str, rest: str, job: Job, stopped: dict[str, bytes]
+) -> None:
+    storage = filled(stopped)
+    session = session_on(Site(ThreadPlatform(load_spec("local"), storage), storage, "memory://"), reopen=gone)
+    prepared = prepare(job, session, faults=FAULTS, settings=RunSettings(resume=RUN))
+    storage.delete_many([key for key in storage.list("") if key.endswith(lost) or "/generations/" in key])
+    why = rf"^run {RUN} has vanished since this client has looked: {re.escape(WHY_GONE)}; {rest}"
+    with pytest.raises(RunUnknown, match=why):
+        launch(prepared)
 
 
 def test_a_client_that_deletes_a_run_another_has_deleted_says_so(storage: MemoryStorage) -> None:
