@@ -5,6 +5,7 @@ import os
 import re
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 import warnings
@@ -42,6 +43,14 @@ def bucket(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         yield BUCKET
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C interrupt this process, also where its shell started it in the background, which ignores that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 def ran(command: list[str | Path], folder: Path) -> str:
     """What a command prints in `folder`; it must end well."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "JUPYTER_PLATFORM_DIRS": "1"}
@@ -55,6 +64,7 @@ def test_each_is_here() -> None:
     assert {file.name for file in EXAMPLES.glob("*.py")} == {*SAID, "lora.py"}
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("name", SAID)
 def test_it_runs(
     name: str,
