@@ -132,7 +132,7 @@ def way_table(loads: Loads, setting: Setting, *, workers: int) -> WayTable:
     starts = np.flatnonzero(np.diff(rows[0], prepend=-1.0))  # rows are sorted by the bytes that are summed
     usd = np.where(ways_fit(ways, loads, setting), ways_usd(ways, loads, setting), np.inf)[:, 0]
     usd = usd[example[starts] // sizes]
-    if (usd == usd[0]).all():  # then no row needs to be put into an order of its own
+    if len(usd) and (usd == usd[0]).all():  # then no row needs to be put into an order of its own
         order = np.argsort(usd[0], kind="stable")
         ways, usd = tuple(ways[place] for place in order), usd[:, order]
     return _in_order(ways, usd, _seconds(rows, setting, ways), starts, row.reshape(stages, sizes))
