@@ -111,7 +111,7 @@ def test_a_run_is_resumed_by_another_plan(stages: int, replicas: int, tolerance:
 
 def test_outputs_that_were_put_are_used_again_where_an_attempt_computes_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Another processor may round otherwise; the other replicas have used what was put."""
-    seen, repeated, keep = set[tuple[int, int]](), [], OutputCache.keep
+    expected, seen, repeated, keep = quiet(), set[tuple[int, int]](), [], OutputCache.keep
 
     def otherwise(self: OutputCache, micro_batch: int, output: Tensor, target: Tensor) -> None:
         place = self._step.number, micro_batch
@@ -122,5 +122,5 @@ def test_outputs_that_were_put_are_used_again_where_an_attempt_computes_others(m
         keep(self, micro_batch, output, target)
 
     monkeypatch.setattr(OutputCache, "keep", otherwise)
-    assert difference(all_of(killed(3, ("put-merged", 4))), quiet()) == 0
+    assert difference(all_of(killed(3, ("put-merged", 4))), expected) == 0
     assert repeated
