@@ -147,22 +147,32 @@ def search_labels(window: TimeWindow, incumbents: Incumbents, *, pair_limit: flo
 
 
 def likely_plans(window: TimeWindow, incumbents: Incumbents, *, keep: int) -> Iterator[IntArray]:
-    """Paths of plans that may be better, as `search_labels`, if of each node only about `keep` labels are kept."""
-    network = window.network
+    """Paths of plans that may be better, as `search_labels`, if of each node only about `keep` labels are kept.
+
+    While any plan in time is welcome, these are the most promising and the earliest, whether they differ or not.
+    """
+    network, early = window.network, incumbents.best == np.inf
     promising = Promising.of(window, incumbents)
     at_node = [promising.of_end()]
     for node in range(1, network.start + 1):
-        labels = _in_order(promising.at(node, at_node), promising, node)
-        if node < network.start:
+        labels = _in_order(promising.at(node, at_node), promising, node, early=early)
+        if early:
+            labels = labels.take(np.arange(min(len(labels), keep)))
+        elif node < network.start:
             _, first = np.unique(similar(labels, promising.bounds, node, keep), return_index=True)
             labels = labels.take(np.sort(first))
         at_node.append(labels)
     yield from itertools.islice(_plans(promising, at_node), _FEW_PATHS // _PATHS)
 
 
-def _in_order(labels: Labels, promising: Promising, node: int) -> Labels:
-    """The most promising first."""
-    return labels.take(np.argsort(promising.bounds.cheapest_usd(labels, node), kind="stable"))
+def _in_order(labels: Labels, promising: Promising, node: int, *, early: bool = False) -> Labels:
+    """The most promising first; with `early`, those that end first among them, in turn."""
+    order = np.argsort(promising.bounds.cheapest_usd(labels, node), kind="stable")
+    if early:
+        soonest = np.argsort(promising.bounds.earliest_s(labels, node), kind="stable")
+        both = np.stack([order, soonest], axis=1).ravel()
+        order = both[np.sort(np.unique(both, return_index=True)[1])]
+    return labels.take(order)
 
 
 def _plans(promising: Promising, at_node: Sequence[Labels]) -> Iterator[IntArray]:
