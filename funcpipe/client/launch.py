@@ -20,6 +20,7 @@ from funcpipe.core import RunRecord
 from funcpipe.core.lifetime import WHY_GONE
 from funcpipe.core.stores import DEFAULT, urls_by_kind
 from funcpipe.errors import (
+    KeyMissing,
     PlanError,
     RunError,
     RunHalted,
@@ -154,7 +155,11 @@ def _owned(prepared: PreparedRun, *, watches: bool = False) -> Iterator[Owner]:
     every_s = min(BEAT_S, prepared.faults.heartbeat_s)
     try:
         with owned(prepared.storage, prepared.name, every_s=every_s, watches=watches) as owner:
-            yield owner
+            try:
+                yield owner
+            except (KeyMissing, RunUnknown):
+                owner.check_now()  # who slept may find that others have ended the run
+                raise
     except Superseded as error:
         if error.missing:
             refuse_if_gone(prepared.storage, prepared.name, f"run {prepared.name} was ended here: {error}")

@@ -6,10 +6,12 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 
+from funcpipe.client import results
 from funcpipe.client.control import clean, run_key, status, stop
 from funcpipe.client.export import load_saved
 from funcpipe.client.job import Job
@@ -33,6 +35,7 @@ from funcpipe.testing import races
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.run_keys import signed_for_tests
 from funcpipe.testing.thread_platform import ThreadPlatform
+from funcpipe.training.state import StageState
 from funcpipe.worker import checkpoint_manager
 from tests.client.held import HeldPlatform
 from tests.client.threads import STEADY, smaller_job
@@ -145,9 +148,10 @@ def test_a_client_whose_lease_vanishes_says_so_and_the_run_can_be_resumed(
     assert storage.list("") == ()
 
 
+@pytest.mark.parametrize("asleep", ["with steps to go", "before it reads the model"])
 @pytest.mark.parametrize("other", ["collects", "cleans"])
 def test_a_client_that_slept_while_another_ended_the_run_says_that_nothing_is_left(
-    other: str, storage: MemoryStorage, functions: HeldPlatform, monkeypatch: pytest.MonkeyPatch
+    other: str, asleep: str, storage: MemoryStorage, functions: HeldPlatform, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first client stands still: its only other thread asks for nothing, and this one does what the other does."""
     monkeypatch.setattr(Owner, "_run", lambda self: None)
@@ -157,16 +161,28 @@ def test_a_client_that_slept_while_another_ended_the_run_says_that_nothing_is_le
     functions.hold(5)
     faults, collected = replace(STEADY, keep=True), list[RunResult]()
 
-    def sleep(progress: Progress) -> None:
-        if progress.step != 5:
-            return
-        functions.go_on()
+    def act() -> None:
         if other == "cleans":
             clean(storage, RUN, functions.open, take_over=True)
         else:
             settings = RunSettings(resume=RUN, take_over=True)
             collected.append(launch(prepare(made, session, faults=faults, settings=settings)))
 
+    def sleep(progress: Progress) -> None:
+        if progress.step == 5:
+            functions.go_on()
+            if asleep == "with steps to go":
+                act()
+
+    real = results.load_trained
+
+    def load_late(*of_run: Any) -> StageState:
+        monkeypatch.setattr(results, "load_trained", real)
+        act()
+        return results.load_trained(*of_run)
+
+    if asleep == "before it reads the model":
+        monkeypatch.setattr(results, "load_trained", load_late)
     with pytest.raises(RunUnknown) as ended:
         launch(prepare(made, session, faults=faults, settings=RunSettings(name=RUN)), sleep)
     assert str(ended.value) == (
