@@ -76,6 +76,7 @@ class World:
             for name, text in os.environ.items()
             if not name.startswith(("FUNCPIPE_", "XDG_")) or name == MARK
         } | {"HOME": str(self.folder / "home"), "TMPDIR": str(self.folder / "tmp"), "OMP_NUM_THREADS": "1"}
+        self.environment["TORCHINDUCTOR_CACHE_DIR"] = str(self.folder / "torch")  # torch leaves it behind
         self._of_others: dict[str, tuple[bytes, int]] = {}
         self._over = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -212,7 +213,8 @@ class World:
         _Command(list(words), self.environment, self.folder / "none").end(allowed)
 
     def _keys(self) -> list[str]:
-        found = (path for path in self.objects.rglob("*") if path.is_file())
+        folders = os.walk(self.objects)  # unlike rglob, not put off by a folder that vanishes meanwhile
+        found = (Path(folder) / name for folder, _, names in folders for name in names)
         keys = (str(path.relative_to(self.objects)) for path in found)
         return sorted(key for key in keys if not key.startswith(".unfinished/"))
 
