@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-from funcpipe.testing.run_keys import RUN_KEY
+from tests.support.run_keys import RUN_KEY
 
 settings.register_profile("funcpipe", deadline=None)  # no test is about time
 settings.register_profile("quick", settings.get_profile("funcpipe"), max_examples=20)  # what `make check` asks for

@@ -21,11 +21,11 @@ from funcpipe.model.graph import trace
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import load_spec, open_platform
 from funcpipe.runstate.keys import Keys
-from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from funcpipe.training.recipe import Recipe
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.setup import load_worker
 from tests.recording import Recording
+from tests.support.run_keys import NONCE, signed_for_tests
 
 
 def make_job(

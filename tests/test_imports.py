@@ -252,6 +252,6 @@ for name in {names}:
 
 
 def test_no_test_imports_experiments() -> None:
-    """What both need is in `funcpipe.testing`, or in `tests`."""
+    """Both may use `tests.support`."""
     named = [path for path in (ROOT / "tests").rglob("*.py") if "experiments" in path.read_text()]
     assert [path for path in named if "experiments" in {name.split(".")[0] for name in imported(path)}] == []

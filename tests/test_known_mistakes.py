@@ -21,13 +21,13 @@ from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import open_platform
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from funcpipe.training.data import Batches
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.setup import load_worker
 from tests.e2e.plans import even_plan, sample_numbers
 from tests.e2e.reference import largest_difference, train
 from tests.in_process import make_job, prepared_run, run_workers
+from tests.support.run_keys import NONCE, signed_for_tests
 
 SAMPLES = 27
 optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=0.01)

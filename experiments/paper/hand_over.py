@@ -21,7 +21,7 @@ from funcpipe.core import FaultTolerance, Outcome, Plan, ScheduleKind, Sync, Wir
 from funcpipe.model.graph import trace
 from funcpipe.partitioner.cost.evaluate import hand_over_time_s
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.testing.plans import even_stages
+from tests.support.plans import even_stages
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

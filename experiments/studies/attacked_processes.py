@@ -19,9 +19,9 @@ from torch import Tensor
 
 from experiments.studies.process_faults import MARK, mark, remount
 from funcpipe.errors import FuncPipeError
-from funcpipe.testing.advice import Left, Wrong, other_acts
-from funcpipe.testing.attacked_world import BELOW, BESIDE, RUN, TORN
-from funcpipe.testing.processes import all_functions, all_hosts
+from tests.support.advice import Left, Wrong, other_acts
+from tests.support.attacked_world import BELOW, BESIDE, RUN, TORN
+from tests.support.processes import all_functions, all_hosts
 
 LASTS_S = 8.0
 """About so long does a client last; attacks come within."""

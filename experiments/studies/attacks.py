@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from funcpipe.testing.attacks import OUTCOMES, WRONG, Attack, Ending, drawn, run
+from tests.support.attacks import OUTCOMES, WRONG, Attack, Ending, drawn, run
 
 
 def main() -> None:

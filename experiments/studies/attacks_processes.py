@@ -23,10 +23,10 @@ from experiments.studies.attacks import show, tell
 from experiments.studies.chaos_processes import QUICK, pipe
 from experiments.studies.process_faults import MARK, is_mountable, own_disk
 from funcpipe.errors import FuncPipeError
-from funcpipe.testing import chaos
-from funcpipe.testing.attacked_world import STAGES
-from funcpipe.testing.attacks import WRONG, Attack, Ending, attacked
-from funcpipe.testing.plans import even_stages
+from tests.support import chaos
+from tests.support.attacked_world import STAGES
+from tests.support.attacks import WRONG, Attack, Ending, attacked
+from tests.support.plans import even_stages
 
 EPOCHS = 4
 SHORT_DEADLINE_S = 8.0

@@ -8,8 +8,8 @@ from pathlib import Path
 import torch
 
 from funcpipe.platforms.catalog import open_storage
-from funcpipe.testing.chaos import Ending, good, run
 from funcpipe.testing.faults import Fault
+from tests.support.chaos import Ending, good, run
 
 
 def main() -> None:

@@ -31,11 +31,11 @@ from funcpipe.client.verdict import Verdict
 from funcpipe.core import FaultTolerance, Plan
 from funcpipe.errors import FuncPipeError, RunTaken
 from funcpipe.platforms.catalog import open_platform, open_storage
-from funcpipe.testing import chaos
-from funcpipe.testing.chaos import Ending, good
 from funcpipe.testing.faults import Fault, damage
-from funcpipe.testing.plans import even_stages
-from funcpipe.testing.processes import all_functions, all_hosts, children, functions_of, hosts_of, runs
+from tests.support import chaos
+from tests.support.chaos import Ending, good
+from tests.support.plans import even_stages
+from tests.support.processes import all_functions, all_hosts, children, functions_of, hosts_of, runs
 
 RUN = "chaos"
 EPOCHS = 16

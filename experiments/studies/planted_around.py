@@ -15,7 +15,6 @@ from torch import Tensor, nn
 
 from funcpipe.model.graph import trace
 from funcpipe.model.graph.values import with_followed
-from funcpipe.testing.in_turn import InTurn, even_bounds
 from funcpipe.training.computation import Computation
 from funcpipe.training.data import Batches, Step
 from funcpipe.training.parameter_hooks import NO_HOOKS, ParameterHooks
@@ -25,6 +24,7 @@ from funcpipe.training.teacher_checks import followed
 from funcpipe.training.teachers import Teacher, TeacherUpdate
 from funcpipe.training.verify import TOLERANCE, Verification, verify_run
 from tests.jobs.composed import GlobalRate
+from tests.support.in_turn import InTurn, even_bounds
 
 STAGES, REPLICAS, STEPS = 2, 2, 3
 MICRO_BATCH, GLOBAL_BATCH, WIDTH, CLASSES = 4, 16, 8, 3

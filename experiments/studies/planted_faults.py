@@ -13,13 +13,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from funcpipe.model.graph import trace
-from funcpipe.testing.in_turn import InTurn, even_bounds
 from funcpipe.training.computation import Computation
 from funcpipe.training.data import Batches, Step
 from funcpipe.training.passes import Batch
 from funcpipe.training.plain import PlainTraining
 from funcpipe.training.recipe import Recipe
 from funcpipe.training.verify import Verification, verify_states
+from tests.support.in_turn import InTurn, even_bounds
 
 STAGES, REPLICAS, STEPS = 3, 2, 3
 MICRO_BATCH, MICRO_BATCHES = 4, 4

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 from funcpipe.platforms.base import Storage
 from funcpipe.testing.faults import Fault
-from funcpipe.testing.processes import all_functions, running
+from tests.support.processes import all_functions, running
 
 LASTS_S = 4.0
 """About so long does a run last once its functions are started; faults strike within."""

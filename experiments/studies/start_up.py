@@ -17,7 +17,7 @@ from statistics import median
 
 from funcpipe.core import Plan, ScheduleKind, Sync, Wire, write
 from funcpipe.platforms.local.function import FUNCTION
-from funcpipe.testing.plans import even_stages
+from tests.support.plans import even_stages
 
 STUDY, NOTES = "START_UP_STUDY", "START_UP_NOTES"
 PROCESSES = ("function", "host", "server", "client")

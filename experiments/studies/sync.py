@@ -36,9 +36,9 @@ from funcpipe.scheduler.execute import TaskResult, execute, lane_threads
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.lane_rules import SIDE_BY_SIDE
 from funcpipe.scheduler.tasks import Kind, Task
-from funcpipe.testing.run_keys import RUN_KEY
 from funcpipe.worker.synchronisation import Synchronisation
 from tests.partitioner.sync_links import Links, duration_s
+from tests.support.run_keys import RUN_KEY
 
 DEADLINE_S = 120.0
 FASTEST = "fastest"

@@ -33,11 +33,11 @@ from funcpipe.model.graph.equivalence import check_batch_sizes
 from funcpipe.model.tensors import flatten, load_tensors
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.plans import even_stages
 from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
 from funcpipe.training.data import load_batch
 from funcpipe.training.plain import detached_copy, train_in_one_process
 from funcpipe.training.recipe import Recipe
+from tests.support.plans import even_stages
 
 BATCH, STAGES, MICRO_BATCH, GLOBAL_BATCH, SEED = 8, 3, 2, 4, 0
 MAX_PARAMETERS = 40_000_000

@@ -1,6 +1,6 @@
 """Faults for tests of whole runs: storage that fails, and functions that are killed or put to sleep.
 
-`ThreadPlatform` runs functions to which they happen; `funcpipe.testing.chaos` trains a small job under one of them.
+`ThreadPlatform` runs functions to which they happen; `tests.support.chaos` trains a small job under one of them.
 """
 
 import random

@@ -5,7 +5,7 @@
 
 import pytest
 
-from funcpipe.testing.attacks import ADVISED, REFUSED, SAME, Attack, drawn, run
+from tests.support.attacks import ADVISED, REFUSED, SAME, Attack, drawn, run
 
 ENDS = {attack: {SAME, ADVISED, REFUSED} for attack in Attack}
 ENDS |= {attack: {REFUSED} for attack in (Attack.BELOW, Attack.CONDITIONS, Attack.FOLDER, Attack.KEYS)}

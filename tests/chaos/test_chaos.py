@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from funcpipe.testing import chaos, faulty_threads
-from funcpipe.testing.chaos import Ending, good, run
 from funcpipe.testing.faults import Fault
+from tests.support import chaos, faulty_threads
+from tests.support.chaos import Ending, good, run
 
 
 @pytest.fixture(scope="module")

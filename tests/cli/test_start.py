@@ -16,9 +16,9 @@ from funcpipe.platforms.allocator import environment
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.runstate.generations import reserve_generation, write_record
 from funcpipe.runstate.keyring import signed
-from funcpipe.testing.processes import runs
 from tests.e2e import small
 from tests.run_documents import RECORD
+from tests.support.processes import runs
 
 JOB = """
 import atexit, json, os, sys, warnings

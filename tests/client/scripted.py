@@ -27,10 +27,10 @@ from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import write_payload
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
-from funcpipe.testing import chaos
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from tests.run_documents import BEAT
+from tests.support import chaos
+from tests.support.run_keys import NONCE, signed_for_tests
 
 KEYS = Keys("run-1", 0, NONCE)
 SIZES_MB = (1024, 2048, 4096)

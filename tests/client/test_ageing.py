@@ -27,13 +27,13 @@ from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.machine_catalog import load_market
 from funcpipe.runstate.renewal import DAY_S, Renewal
-from funcpipe.testing.ageing_storage import AgeingStorage
 from funcpipe.testing.faults import ClientKilled, FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.worker import checkpoint_manager
 from funcpipe.worker.progress import WorkerProgress
 from tests.client.threads import RUN, STEADY, smaller_job
+from tests.support.ageing_storage import AgeingStorage
 
 pytestmark = pytest.mark.usefixtures("traced")
 

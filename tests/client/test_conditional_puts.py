@@ -15,10 +15,10 @@ from funcpipe.platforms.routed import Routed
 from funcpipe.platforms.wrappers import StorageWrapper
 from funcpipe.runstate.generations import reserve_generation
 from funcpipe.runstate.keyring import signed
-from funcpipe.testing.hostile_storage import HostileStorage, Hostility
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.client.held import HeldPlatform
 from tests.client.threads import RUN, smaller_job
+from tests.support.hostile_storage import HostileStorage, Hostility
 from tests.support.waiting import LONG_S
 
 REFUSED = "replaces objects that a conditional put must keep, so two functions could hold one lease"

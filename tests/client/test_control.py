@@ -35,13 +35,13 @@ from funcpipe.runstate.halt import halt_run, read_order
 from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import load_resume_point
-from funcpipe.testing import chaos
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client import scripted
 from tests.client.held import HeldPlatform
 from tests.run_documents import RECORD
+from tests.support import chaos
 from tests.support.waiting import LONG_S
 
 QUICK = FaultTolerance(heartbeat_s=0.2, lease_s=1.0, checkpoint_steps=2)

@@ -31,9 +31,9 @@ from funcpipe.errors import DataError, PlanError
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import NONCE
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client.threads import RUN, STEADY, job
+from tests.support.run_keys import NONCE
 
 pytestmark = pytest.mark.usefixtures("traced")
 

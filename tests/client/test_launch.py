@@ -25,11 +25,11 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.generations import list_generations, newest_record
 from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
-from funcpipe.testing.hostile_storage import HostileStorage, Hostility
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client.held import HeldPlatform
 from tests.client.threads import RUN, STEADY, job
+from tests.support.hostile_storage import HostileStorage, Hostility
 
 EPOCHS = 2
 

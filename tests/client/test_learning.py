@@ -22,11 +22,11 @@ from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.plans import even_stages
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.averaging import EMA, SWA
 from funcpipe.training.recipe import Recipe
 from funcpipe.worker import hand_over
+from tests.support.plans import even_stages
 from tests.training.learning import (
     EPOCHS,
     GLOBAL_BATCH,

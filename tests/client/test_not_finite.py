@@ -24,7 +24,6 @@ from funcpipe.client.site import Site
 from funcpipe.core import FaultTolerance, OnNan, RunSettings, to_text
 from funcpipe.errors import NotFinite, WorkerFailed
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.testing import chaos
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.finiteness import Finiteness
@@ -32,6 +31,7 @@ from funcpipe.training.plain import train_in_one_process
 from funcpipe.training.recipe import LossFunction, Recipe
 from funcpipe.worker.checkpoint_manager import CheckpointManager
 from tests.client.threads import job as quick_job
+from tests.support import chaos
 from tests.support.waiting import LONG_S
 
 FAULTS = FaultTolerance(heartbeat_s=0.2, lease_s=30.0, checkpoint_steps=1, keep=True)

@@ -17,10 +17,10 @@ from funcpipe.client.data_profile import profile_data
 from funcpipe.client.job import Learner, SampleOrder, make_job
 from funcpipe.client.open_data import open_data
 from funcpipe.core import RunSettings
-from funcpipe.testing.shard_files import CLASSES, write_mds
 from funcpipe.training.data import MeteredFactory
 from funcpipe.training.recipe import Recipe
 from tests.e2e import small
+from tests.support.shard_files import CLASSES, write_mds
 
 LEARNER = Learner(model=small.model(), recipe=Recipe(loss=nn.functional.cross_entropy, optimizer=small.optimizer))
 

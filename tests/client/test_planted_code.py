@@ -34,12 +34,12 @@ from funcpipe.runstate.generations import list_generations
 from funcpipe.runstate.keyring import KeyFolder
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.signed_storage import SignedStorage, key_of
-from funcpipe.testing import chaos
 from funcpipe.testing.faults import FunctionFaults, FunctionKilled
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.plans import even_stages
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.worker.watchdog import watch
+from tests.support import chaos
+from tests.support.plans import even_stages
 from tests.support.waiting import wait_until
 
 RUN = "run-1"

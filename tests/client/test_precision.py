@@ -13,12 +13,12 @@ from funcpipe.client.site import Site
 from funcpipe.core import Precision, RunSettings
 from funcpipe.model.graph import trace
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.testing import chaos
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.plain import train_in_one_process
 from tests.client.threads import RUN, STEADY, smaller_job
+from tests.support import chaos
 
 
 def job(precision: Precision) -> Job:

@@ -38,13 +38,13 @@ from funcpipe.runstate.generations import newest_record, reserve_generation, wri
 from funcpipe.runstate.halt import halt_run
 from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
-from funcpipe.testing import chaos
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client.halting import Halting
 from tests.e2e import small
 from tests.recording import Recording
 from tests.run_documents import RECORD
+from tests.support import chaos
 
 QUICK = FaultTolerance(heartbeat_s=0.1, lease_s=0.3, checkpoint_steps=1, keep=True)
 

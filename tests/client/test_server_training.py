@@ -20,9 +20,9 @@ from funcpipe.parameter_server.values import Updates
 from funcpipe.platforms.machine_catalog import load_market
 from funcpipe.provision.goal import Goal
 from funcpipe.provision.spotdnn import SpotSystem, SpotType
-from funcpipe.testing.server_group import InTurnWorkerGroup
 from funcpipe.training.averaging import EMA
 from tests.parameter_server.conftest import RUN, adam_recipe, make_job, stored_adam
+from tests.support.server_group import InTurnWorkerGroup
 
 MARKET = load_market("aws")
 FAST, SLOW = "m5.2xlarge", "m5.large"

@@ -34,11 +34,11 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.halt import read_halt
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import NONCE
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client import validated
 from tests.client.test_job_estimate import ITERATION, SPEC, expected, plan
 from tests.client.threads import RUN, STEADY, job
+from tests.support.run_keys import NONCE
 
 pytestmark = pytest.mark.usefixtures("traced")
 

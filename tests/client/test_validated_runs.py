@@ -18,12 +18,12 @@ from funcpipe.client.job import Job
 from funcpipe.core import Validation
 from funcpipe.model.graph import trace
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.testing.census import Census
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
 from tests.client import test_learning as learns
 from tests.client import validated
 from tests.client.validated import RUN, held_out, run
+from tests.support.census import Census
 from tests.training import learning
 
 BAD_LR = 3.0

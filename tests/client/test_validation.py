@@ -17,13 +17,13 @@ from funcpipe.core import FaultTolerance, Outcome, RunSettings, Validation
 from funcpipe.errors import InvalidValue, RunUnknown
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.validation_reports import ValidationKeys
-from funcpipe.testing.census import Census
 from funcpipe.testing.faults import ClientKilled, FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
 from funcpipe.worker import hand_over
 from tests.client import validated
 from tests.client.validated import RUN, STEADY, error_rate, held_out, mean_loss, net, run
+from tests.support.census import Census
 
 EVERY = 2
 BAD_LR = 3.0

@@ -31,9 +31,7 @@ from funcpipe.runstate.keys import Keys, generation_of
 from funcpipe.runstate.lease import FencedStorage, Lease
 from funcpipe.runstate.owner import Owner, owned, raise_if_taken
 from funcpipe.runstate.resume import load_resume_point
-from funcpipe.testing import races
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import signed_for_tests
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.state import StageState
 from funcpipe.worker import checkpoint_manager
@@ -41,6 +39,8 @@ from tests.client.held import HeldPlatform
 from tests.client.threads import STEADY, smaller_job
 from tests.run_documents import RECORD
 from tests.runstate.test_damage import FAULTS, RUN, filled, gone, job, states, stopped
+from tests.support import races
+from tests.support.run_keys import signed_for_tests
 from tests.worker.test_checkpoint_costs import EVERY, Recorded, manager_on
 
 __all__ = ["job", "stopped"]  # fixtures

@@ -5,8 +5,8 @@ import functools
 
 from funcpipe.client.job import Job
 from funcpipe.core import FaultTolerance
-from funcpipe.testing import chaos
-from funcpipe.testing.plans import even_stages
+from tests.support import chaos
+from tests.support.plans import even_stages
 
 RUN = "run-1"
 STEADY = FaultTolerance(heartbeat_s=0.2, lease_s=30.0, checkpoint_steps=2)

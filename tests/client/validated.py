@@ -22,9 +22,9 @@ from funcpipe.core.settings import NO_LIMITS
 from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.testing.plans import even_stages
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.recipe import Recipe
+from tests.support.plans import even_stages
 
 RUN = "run-1"
 STEADY = FaultTolerance(heartbeat_s=0.2, lease_s=30.0, checkpoint_steps=2, keep=True)

@@ -17,7 +17,7 @@ from funcpipe.errors import Cancelled, CorruptMessage, DeadlineExceeded, KeyMiss
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import RUN_KEY
+from tests.support.run_keys import RUN_KEY
 from tests.support.waiting import LONG_S
 
 

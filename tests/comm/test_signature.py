@@ -16,7 +16,7 @@ from funcpipe.core.run_key import RunKey
 from funcpipe.errors import CorruptMessage
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import NONCE, RUN_KEY
+from tests.support.run_keys import NONCE, RUN_KEY
 
 OTHER = RunKey("0bad" * 16)
 KEYS = Keys("run-1", 0, NONCE)

@@ -18,7 +18,6 @@ from funcpipe.platforms.aliyun.oss import OssStorage
 from funcpipe.platforms.aws.s3 import S3Storage
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.wrappers import Retried
-from funcpipe.testing.run_keys import RUN_KEY
 from tests.contract.faulty_proxy import (
     Fault,
     FaultyProxy,
@@ -33,6 +32,7 @@ from tests.contract.faulty_proxy import (
 from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY, OssServer
 from tests.retries import retried
 from tests.s3_servers import S3Server
+from tests.support.run_keys import RUN_KEY
 
 CONTENT = bytes(range(250)) * 4
 BUCKET, SILENT_S, SLOW_S = "funcpipe-faults", 0.25, 60.0

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from funcpipe.core import WatchSpec
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import InvalidValue
-from funcpipe.testing.run_keys import NONCE, RUN_KEY
 from tests.core.test_run import spec
+from tests.support.run_keys import NONCE, RUN_KEY
 
 names = st.tuples(st.sampled_from(["message", "fingerprint", "m"]), st.text(max_size=20))
 

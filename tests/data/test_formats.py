@@ -15,9 +15,9 @@ from funcpipe import data
 from funcpipe.data import DataFactory
 from funcpipe.errors import DataError
 from funcpipe.platforms.request_meter import RequestMeter
-from funcpipe.testing.data_reads import RecordReads, data_job, shards_of_samples, train_in_threads
-from funcpipe.testing.shard_files import CLASSES, WRITERS, as_pair, features_of
 from tests.data.formats import FORMATS, require
+from tests.support.data_reads import RecordReads, data_job, shards_of_samples, train_in_threads
+from tests.support.shard_files import CLASSES, WRITERS, as_pair, features_of
 
 Upload = Callable[[Path], str]
 GOLDEN = Path(__file__).with_name("written_by_streaming.tar.gz")

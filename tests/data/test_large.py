@@ -13,8 +13,8 @@ from funcpipe.errors import RunInterrupted
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.platforms.wrappers import RETRY_S, Counted
-from funcpipe.testing.data_reads import Reads, RecordReads, data_job, train_in_threads
-from funcpipe.testing.shard_files import MadeUpShards, as_pair
+from tests.support.data_reads import Reads, RecordReads, data_job, train_in_threads
+from tests.support.shard_files import MadeUpShards, as_pair
 
 SHARD_SAMPLES = 10
 

@@ -14,12 +14,12 @@ from funcpipe.client.results import Progress
 from funcpipe.core import RunSettings
 from funcpipe.errors import DataError, PlanError
 from funcpipe.platforms.request_meter import RequestMeter
-from funcpipe.testing.data_reads import data_job, train_in_threads
 from funcpipe.testing.faults import ClientKilled
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.shard_files import as_pair, write_mds
 from funcpipe.training.data_source import LoaderOptions
 from funcpipe.training.stored_data import prepare_data
+from tests.support.data_reads import data_job, train_in_threads
+from tests.support.shard_files import as_pair, write_mds
 
 
 def job_of(folder: Path, shard_samples: int, *, replicas: int, micro_batch: int, samples: int = 160) -> Job:

@@ -18,8 +18,8 @@ from funcpipe.api import FuncPipe
 from funcpipe.cli import main
 from funcpipe.core import to_text, write
 from funcpipe.errors import DataError, PlanError, WorkerFailed
-from funcpipe.testing.processes import functions_of, hosts_of, runs
 from tests.e2e import small
+from tests.support.processes import functions_of, hosts_of, runs
 from tests.support.waiting import LONG_S, wait_until
 
 ROOT = Path(__file__).parents[2]

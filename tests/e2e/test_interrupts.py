@@ -15,8 +15,8 @@ from funcpipe import FaultTolerance, FuncPipe, Progress, RunInterrupted, open_st
 from funcpipe.client import interruption
 from funcpipe.client.callbacks import EachStep
 from funcpipe.client.verdict import Verdict
-from funcpipe.testing.processes import functions_of, hosts_of
 from tests.e2e import small
+from tests.support.processes import functions_of, hosts_of
 
 SELDOM = FaultTolerance(heartbeat_s=0.5, lease_s=60.0, checkpoint_steps=10_000)
 """Nothing is saved but what is ordered."""

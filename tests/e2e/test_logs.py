@@ -15,8 +15,8 @@ from funcpipe.client.results import Progress
 from funcpipe.core import RunSettings
 from funcpipe.core.logs import BEGINS
 from funcpipe.platforms.local.log_files import FOLDER
-from funcpipe.testing.processes import functions_of
 from tests.e2e import small
+from tests.support.processes import functions_of
 
 
 def test_a_killed_worker_s_restart_and_its_cause_are_in_the_log_in_order(

@@ -31,9 +31,9 @@ from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import load_resume_point
-from funcpipe.testing.processes import functions_of, hosts_of
 from tests.e2e import small
 from tests.e2e.plans import even_plan
+from tests.support.processes import functions_of, hosts_of
 from tests.support.waiting import LONG_S, wait_until
 
 ROOT = Path(__file__).parents[2]

@@ -14,8 +14,8 @@ from funcpipe.client.callbacks import EachStep
 from funcpipe.runstate.generations import list_generations
 from funcpipe.runstate.keyring import FOLDER, RUN_KEY, KeyFolder
 from funcpipe.runstate.signed_storage import key_of
-from funcpipe.testing.processes import functions_of, hosts_of
 from tests.e2e import small
+from tests.support.processes import functions_of, hosts_of
 
 QUICK = FaultTolerance(heartbeat_s=0.2, lease_s=60.0, checkpoint_steps=4)
 

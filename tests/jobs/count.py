@@ -11,8 +11,8 @@ import torch
 
 from funcpipe.runstate.keyring import KeyFolder
 from funcpipe.runstate.keys import Keys
-from funcpipe.testing.run_keys import NONCE, RUN_KEY, remembered_keys
 from tests.jobs.composed import Job, drawn, outcome
+from tests.support.run_keys import NONCE, RUN_KEY, remembered_keys
 
 
 def main() -> None:

@@ -16,12 +16,12 @@ from funcpipe.client.job import Job, Learner, SampleOrder, make_job
 from funcpipe.core import OptimizerKind, Plan, RunSettings, ScheduleKind, Sync, Wire
 from funcpipe.model.graph import trace
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.plans import even_stages
 from funcpipe.training.data_source import data_source
 from funcpipe.training.first_batch import first_batch
 from funcpipe.training.recipe import recipe_with
 from funcpipe.training.verify import TOLERANCE, Verification, verify_run
 from tests.in_process import run_workers
+from tests.support.plans import even_stages
 
 SGD: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 

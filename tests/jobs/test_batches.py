@@ -19,11 +19,11 @@ from funcpipe.core import Plan, RunSettings, ScheduleKind, Sync, Validation, Wir
 from funcpipe.errors import DataError
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.plans import even_stages
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.recipe import Recipe
 from tests.client.validated import run
 from tests.jobs.scripts import EQUAL, Script, run_over_functions, run_script, worst_difference
+from tests.support.plans import even_stages
 
 SAMPLES = 46  # two global batches of 16 and one of 14, whose last micro-batch has 2 samples
 

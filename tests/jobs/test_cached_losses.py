@@ -18,13 +18,13 @@ from funcpipe.errors import InvalidValue, PlanError
 from funcpipe.parameter_server.values import Updates
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import NONCE
 from funcpipe.training.recipe import Recipe
 from funcpipe.training.verify import Reference
 from tests.in_process import prepared_run
 from tests.jobs.scripts import SGD, Script, job_of, run_over_functions, run_script, verify, worst_difference
 from tests.jobs.test_loss_state import Centre, Margin
 from tests.jobs.test_losses import COUPLED, Residual, Then, contrast, correlation, several, vectors
+from tests.support.run_keys import NONCE
 
 EXACT = 1e-9
 """Of an update, in 64 bits."""

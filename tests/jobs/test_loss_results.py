@@ -21,12 +21,12 @@ from funcpipe.model.graph import trace
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.plans import even_stages
 from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
 from funcpipe.worker import hand_over
 from tests.jobs.scripts import SGD
 from tests.jobs.test_loss_state import Centre, Margin
 from tests.jobs.test_scripts import Residual, vectors
+from tests.support.plans import even_stages
 
 STEADY = FaultTolerance(heartbeat_s=0.2, lease_s=30.0, checkpoint_steps=2, keep=True)
 

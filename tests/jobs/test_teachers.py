@@ -31,11 +31,11 @@ from funcpipe.parameter_server.values import ServerWorker, Updates
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.server_group import InTurnWorkerGroup
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.recipe import recipe_with
 from funcpipe.training.verify import Reference
 from tests.jobs.scripts import EQUAL, Script, job_of, run_over_functions, verify, worst_difference
+from tests.support.server_group import InTurnWorkerGroup
 
 WIDTH = 12
 

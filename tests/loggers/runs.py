@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from funcpipe.client.callbacks import Callback, Callbacks, RunInfo
 from funcpipe.client.results import Progress, RunResult
 from funcpipe.core import Bill, Plan, ScheduleKind, Source, Sync, Trace, Wire
-from funcpipe.testing.plans import even_stages
+from tests.support.plans import even_stages
 
 LOSSES = tuple(1.0 / step for step in range(1, 7))
 RUN = "digits"

@@ -18,9 +18,9 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import NONCE, RUN_KEY, signed_for_tests
 from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
 from tests.parameter_server.conftest import RUN
+from tests.support.run_keys import NONCE, RUN_KEY, signed_for_tests
 
 SPEC = replace(load_spec("local"), cold_start_s=0.0)
 

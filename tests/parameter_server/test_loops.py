@@ -15,9 +15,9 @@ from funcpipe.parameter_server.replica import ServerJob
 from funcpipe.parameter_server.values import ServerWorker
 from funcpipe.parameter_server.worker_group import Lost, Pushed
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.server_group import InTurnWorkerGroup
 from funcpipe.training.plain import train_in_one_process
 from tests.parameter_server.conftest import RUN, model
+from tests.support.server_group import InTurnWorkerGroup
 
 Stored = tuple[Job, ServerJob, MemoryStorage]
 

@@ -14,10 +14,10 @@ from funcpipe.parameter_server.replica import ServerJob
 from funcpipe.parameter_server.values import ServerWorker
 from funcpipe.parameter_server.worker_group import WorkerGroup
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.server_group import InTurnWorkerGroup
 from tests.parameter_server.conftest import RUN
 from tests.parameter_server.functions import group_of
 from tests.parameter_server.test_loops import assert_same, plain
+from tests.support.server_group import InTurnWorkerGroup
 
 Stored = tuple[Job, ServerJob, MemoryStorage]
 

@@ -17,9 +17,9 @@ from funcpipe.core.log_lines import PRINTED, LogLine, merged
 from funcpipe.core.logs import BEGINS
 from funcpipe.platforms.base import Platform, State, Status, Storage
 from funcpipe.runstate.keys import Keys
-from funcpipe.testing.run_keys import NONCE
 from tests.e2e import small
 from tests.in_process import make_job
+from tests.support.run_keys import NONCE
 
 
 def talking_loss(output: Tensor, target: Tensor) -> Tensor:

@@ -10,8 +10,8 @@ from funcpipe.core import to_text
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.base import PlainKeys
 from funcpipe.platforms.shared.key_wrap import SECRET, KeyWrap, new_secret, unwrap_payload, wrap_of_environment
-from funcpipe.testing.run_keys import RUN_KEY
 from tests.core.test_run import spec
+from tests.support.run_keys import RUN_KEY
 
 OURS = KeyWrap("the secret of a deployment")
 REFUSED = "the key of the run was not wrapped for this deployment of functions"

@@ -22,11 +22,11 @@ from funcpipe.errors import FuncPipeError
 from funcpipe.runstate import documents as notes
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.keys import Keys
-from funcpipe.testing.chaos import job
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training import state as states
 from funcpipe.training.norms import GradientNorm
 from funcpipe.training.state import capture_state, restore_state
+from tests.support.chaos import job
 
 READ = "read"
 LARGEST = 16

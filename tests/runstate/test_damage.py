@@ -29,11 +29,11 @@ from funcpipe.runstate.keys import Keys, is_message
 from funcpipe.runstate.resume import load_first_tensors, load_resume_point
 from funcpipe.runstate.signed_storage import key_of
 from funcpipe.runstate.spending import spent_so_far
-from funcpipe.testing import chaos
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.norms import GradientNorm
 from funcpipe.training.state import capture_state
+from tests.support import chaos
 from tests.support.waiting import LONG_S
 
 RUN = "run-1"

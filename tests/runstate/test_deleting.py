@@ -4,8 +4,8 @@ from funcpipe.platforms.local.throttle import Throttled
 from funcpipe.platforms.wrappers import Counted, Retried
 from funcpipe.runstate.generations import delete_generation, delete_objects
 from funcpipe.runstate.keys import Keys
-from funcpipe.testing.census import Census
 from tests.retries import Pauses
+from tests.support.census import Census
 
 
 def test_twenty_five_thousand_objects_are_deleted_in_seconds() -> None:

@@ -26,13 +26,13 @@ from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.signed_storage import OneKey, SignedStorage
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import NONCE, RUN_KEY, signed_for_tests
 from funcpipe.training.norms import GradientNorm
 from funcpipe.training.state import capture_state
 from funcpipe.worker.setup import load_worker
 from tests.core.test_run import spec
 from tests.run_documents import RECORD
 from tests.runstate.test_signed_storage import FORGERIES, KEY, KEYS, ORDER, OTHER, by_another
+from tests.support.run_keys import NONCE, RUN_KEY, signed_for_tests
 
 OURS = replace(RECORD, nonce=NONCE)
 

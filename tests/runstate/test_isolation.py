@@ -10,9 +10,9 @@ from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import find_record, newest_record, write_record
 from funcpipe.runstate.signed_storage import SignedStorage
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import RUN_KEY, signed_for_tests
 from tests.runstate.test_forgeries import OURS
 from tests.runstate.test_signed_storage import KEYS, ORDER, by_another
+from tests.support.run_keys import RUN_KEY, signed_for_tests
 
 
 def our_run() -> MemoryStorage:

@@ -12,8 +12,8 @@ from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import list_generations, reserve_generation
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import Owner, OwnerLease, Ownership, OwnerWatch, owned, refuse_if_owned
-from funcpipe.testing.hostile_storage import HostileStorage, Hostility
 from funcpipe.testing.memory_storage import MemoryStorage
+from tests.support.hostile_storage import HostileStorage, Hostility
 from tests.support.waiting import LONG_S
 
 RUN = "run-1"

@@ -23,8 +23,8 @@ from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys, generation_of, is_message
 from funcpipe.runstate.signed_storage import OneKey, SignedStorage
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from tests.run_documents import BEAT
+from tests.support.run_keys import NONCE, signed_for_tests
 
 OTHER = RunKey("0bad" * 16)
 KEYS = Keys("run-1", 0, NONCE)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import pytest
 
 from funcpipe.platforms.local.function import FUNCTION, HOST
-from funcpipe.testing.processes import all_functions, all_hosts
+from tests.support.processes import all_functions, all_hosts
 
 _AS_HOST = f"""
 import os

@@ -25,10 +25,10 @@ from funcpipe.platforms.catalog import load_spec, open_platform
 from funcpipe.platforms.wrappers import Retried
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.plans import even_stages
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.plain import train_in_one_process
 from funcpipe.training.recipe import Recipe
+from tests.support.plans import even_stages
 from tests.training import stateful
 
 FAULTS = FaultTolerance(heartbeat_s=0.2, lease_s=1.0, start_s=2.0, checkpoint_steps=2, keep=True)

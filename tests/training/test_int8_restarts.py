@@ -12,13 +12,13 @@ from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import open_platform
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from funcpipe.training.residuals import RESIDUAL, without_residuals
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.setup import load_worker
 from tests.e2e.plans import momentum
 from tests.in_process import make_job, prepared_run
 from tests.recording import Recording
+from tests.support.run_keys import NONCE, signed_for_tests
 from tests.training.test_int8_sums import in_one_process, model, plan_of
 from tests.training.test_wire_sync import WAYS, adam, assert_every_worker_has, vectors
 

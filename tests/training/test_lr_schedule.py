@@ -15,7 +15,6 @@ from torch.optim.swa_utils import AveragedModel
 from funcpipe.core import Interval
 from funcpipe.errors import DataError, InputError, PlanError
 from funcpipe.model.graph import LayerGraph, trace
-from funcpipe.testing.in_turn import InTurn, even_bounds
 from funcpipe.training.averaging import EMA, SWA
 from funcpipe.training.computation import Computation
 from funcpipe.training.data import Step
@@ -26,6 +25,7 @@ from funcpipe.training.recipe import Recipe
 from funcpipe.training.recipe_trial import check_recipe
 from funcpipe.training.stage_optimizer import StageOptimizer
 from funcpipe.training.state import merge_stages, select_for_stage
+from tests.support.in_turn import InTurn, even_bounds
 from tests.training.learning import (
     SCHEDULERS,
     all_steps,

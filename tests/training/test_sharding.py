@@ -26,7 +26,6 @@ from funcpipe.platforms.wrappers import Counted
 from funcpipe.scheduler.graph import build_graph
 from funcpipe.scheduler.tasks import Kind
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import RUN_KEY
 from funcpipe.training.gradients import FlatGradient
 from funcpipe.training.optimizer_division import check_sharding
 from funcpipe.training.optimizers import ParameterShape
@@ -38,6 +37,7 @@ from tests.e2e.plans import even_plan, sample_numbers
 from tests.e2e.reference import largest_difference, train
 from tests.examples import at_most
 from tests.in_process import make_job, prepared_run, run_workers
+from tests.support.run_keys import RUN_KEY
 from tests.worker.test_buckets import model, vectors
 from tests.worker.test_synchronisation import possible_order, shape_of, streams
 

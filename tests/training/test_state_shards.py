@@ -20,11 +20,11 @@ from funcpipe.runstate.checkpoint_index import CheckpointIndex, CheckpointPart, 
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import ResumePoint, load_resume_point
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from funcpipe.training.state_shards import combine_shards, unshard, without_model
 from funcpipe.worker.setup import load_worker
 from tests.e2e.plans import even_plan
 from tests.in_process import make_job, prepared_run
+from tests.support.run_keys import NONCE, signed_for_tests
 from tests.training.test_sharding import grouped
 from tests.worker.test_buckets import model, vectors
 

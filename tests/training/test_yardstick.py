@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from funcpipe.core import from_text, to_text
 from funcpipe.model.graph import trace
-from funcpipe.testing.in_turn import InTurn, even_bounds
 from funcpipe.training.computation import Computation
 from funcpipe.training.data import Batches, Step
 from funcpipe.training.plain import PlainTraining
 from funcpipe.training.recipe import Recipe
 from funcpipe.training.verify import Verification, Yardstick, verify_states
+from tests.support.in_turn import InTurn, even_bounds
 
 Optimizer = Callable[[Any], torch.optim.Optimizer]
 SGD: Optimizer = partial(torch.optim.SGD, lr=0.05, momentum=0.9)

@@ -9,13 +9,13 @@ import pytest
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.wrappers import Answer, StorageWrapper
 from funcpipe.runstate.lease import FencedStorage, Lease
-from funcpipe.testing import races
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.races import FIRST, KEYS, SECOND, message, messages_of
-from funcpipe.testing.run_keys import signed_for_tests
 from funcpipe.worker import checkpoint_manager
 from funcpipe.worker.checkpoint_interval import LATE_STEPS
 from funcpipe.worker.checkpoint_manager import CheckpointManager
+from tests.support import races
+from tests.support.races import FIRST, KEYS, SECOND, message, messages_of
+from tests.support.run_keys import signed_for_tests
 
 EVERY = 8
 

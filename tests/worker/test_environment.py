@@ -15,10 +15,10 @@ from funcpipe.platforms import allocator
 from funcpipe.platforms.local.files import FileStorage
 from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.keys import Keys
-from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from tests.e2e import small
 from tests.e2e.plans import even_plan
 from tests.in_process import make_job, prepared_run
+from tests.support.run_keys import NONCE, signed_for_tests
 
 WIDE = 1800
 """Two layers of 13 MB each: with gradients and momentum some 80 MB."""

@@ -23,7 +23,6 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.runstate.spending import worker_reports
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from funcpipe.worker import hand_over
 from funcpipe.worker.attempt import run_attempt
 from funcpipe.worker.hand_over import await_predecessor
@@ -31,6 +30,7 @@ from tests.e2e import small
 from tests.in_process import make_job, prepared_run
 from tests.recording import Recording
 from tests.run_documents import BEAT
+from tests.support.run_keys import NONCE, signed_for_tests
 
 KEYS = Keys("run-1", 0, NONCE)
 WORKER = "s0.r0"

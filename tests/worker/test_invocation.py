@@ -17,11 +17,11 @@ from funcpipe.errors import FormatError, InvalidValue, RunKeyMissing
 from funcpipe.runstate.keys import Keys
 from funcpipe.scheduler.tasks import Kind, Task
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import NONCE, RUN_KEY
 from funcpipe.worker import invocation
 from funcpipe.worker.synchronisation import Synchronisation
 from tests.core.test_run import spec
 from tests.recording import Recording
+from tests.support.run_keys import NONCE, RUN_KEY
 
 
 def invoke(payload: str, storage: MemoryStorage | None = None) -> None:

@@ -18,13 +18,13 @@ from funcpipe.core import Events, Plan, Resource, ScheduleKind
 from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from funcpipe.training.adapters import DatasetFactory
 from funcpipe.training.data_source import LoaderOptions, data_source
 from funcpipe.training.plain import PlainTraining
 from funcpipe.training.state import merge_stages
 from tests.e2e.plans import even_plan, momentum
 from tests.in_process import make_job, prepared_run, run_workers
+from tests.support.run_keys import NONCE, signed_for_tests
 
 SAMPLES = 18
 PATIENCE_S = 600.0

@@ -16,10 +16,10 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
-from funcpipe.testing import chaos
-from funcpipe.testing.census import Census
 from funcpipe.testing.faults import ClientKilled
 from funcpipe.testing.thread_platform import ThreadPlatform
+from tests.support import chaos
+from tests.support.census import Census
 
 STEPS = 30
 RUN = "objects"

@@ -12,11 +12,11 @@ from funcpipe.runstate.generations import write_payload
 from funcpipe.runstate.halt import read_halt
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import NONCE, RUN_KEY, signed_for_tests
 from funcpipe.worker.peer_recovery import PeerRecovery
 from tests.e2e import small
 from tests.recording import Recording
 from tests.run_documents import BEAT
+from tests.support.run_keys import NONCE, RUN_KEY, signed_for_tests
 
 KEYS = Keys("run-1", 0, NONCE)
 FAULTS = FaultTolerance(heartbeat_s=1.0, lease_s=2.0, start_s=10.0, cold_start_s=0.5)

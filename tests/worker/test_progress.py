@@ -25,7 +25,6 @@ from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.limits import BudgetGuard
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from funcpipe.worker.hand_over import HandOverCosts
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.progress import WorkerProgress
@@ -33,6 +32,7 @@ from funcpipe.worker.setup import load_worker
 from tests.e2e import small
 from tests.in_process import make_job, prepared_run
 from tests.recording import Recording
+from tests.support.run_keys import NONCE, signed_for_tests
 
 KEYS = Keys("run-1", 0, NONCE)
 PUT_USD, GET_USD, EMPTY_USD = 5e-6, 4e-7, 1e-7

@@ -21,13 +21,13 @@ from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.replica_marks import compare, digest_of, last_differences
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from funcpipe.training.computation import Computation
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.setup import load_worker
 from tests.e2e import small
 from tests.in_process import make_job, prepared_run
 from tests.recording import Recording
+from tests.support.run_keys import NONCE, signed_for_tests
 
 KEYS = Keys("run-1", 0, NONCE)
 FAULTS = FaultTolerance(checkpoint_steps=4)

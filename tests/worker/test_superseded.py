@@ -16,11 +16,11 @@ from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease, last_attempt
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from funcpipe.worker.attempt import run_attempt
 from tests.e2e import small
 from tests.in_process import make_job, prepared_run
 from tests.recording import Recording
+from tests.support.run_keys import NONCE, signed_for_tests
 from tests.worker.test_attempt import fails
 
 KEYS = Keys("run-1", 0, NONCE)

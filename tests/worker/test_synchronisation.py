@@ -34,9 +34,9 @@ from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.lane_rules import SIDE_BY_SIDE
 from funcpipe.scheduler.tasks import Kind, Task, source_of
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import RUN_KEY
 from funcpipe.worker.synchronisation import Synchronisation
 from tests.scheduler.check import check
+from tests.support.run_keys import RUN_KEY
 
 SPEC = load_spec("aws-lambda")
 DTYPES = (torch.float32, torch.float64)

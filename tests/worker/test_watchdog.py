@@ -26,14 +26,14 @@ from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
-from funcpipe.testing import chaos
 from funcpipe.testing.faults import FunctionFaults, FunctionKilled
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.plans import even_stages
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.worker.watchdog import Clocks, watch
 from tests.recording import Recording
 from tests.run_documents import BEAT
+from tests.support import chaos
+from tests.support.plans import even_stages
 from tests.support.waiting import wait_until
 
 RUN = "run-1"

@@ -14,7 +14,7 @@ from funcpipe.errors import ModelError, PlanError
 from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.model.split import split, stage_bounds
 from funcpipe.model.split.cut import check_shared, matched_bounds
-from funcpipe.testing.plans import even_stages
+from tests.support.plans import even_stages
 
 
 def chain(*widths: int) -> LayerGraph:

@@ -27,13 +27,13 @@ from funcpipe.platforms.shared.polling import BUSY_FOR_S, Polling
 from funcpipe.platforms.starting import invoke_with_retry
 from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.keys import Keys
-from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from tests.cloud_emulation.aliyun import AliyunCloud
 from tests.cloud_emulation.processes import in_clean_folder
 from tests.e2e import small
 from tests.in_process import make_job, prepared_run, run_workers
 from tests.platforms.aliyun.conftest import EVERY_S, OFTEN, SIZE, sized
 from tests.platforms.kept_logs import assert_logs_are_kept
+from tests.support.run_keys import NONCE, signed_for_tests
 
 
 def job(plan: Plan, loss: Callable[..., Tensor] = F.cross_entropy) -> Job:

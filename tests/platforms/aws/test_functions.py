@@ -25,12 +25,12 @@ from funcpipe.platforms.shared.key_wrap import SECRET, KeyWrap
 from funcpipe.platforms.shared.polling import Polling
 from funcpipe.platforms.starting import invoke_with_retry
 from funcpipe.runstate.keys import Keys
-from funcpipe.testing.run_keys import NONCE, RUN_KEY
 from tests.cloud_emulation.aws import AwsCloud
 from tests.e2e import small
 from tests.in_process import make_job, prepared_run, run_workers
 from tests.platforms.aws.conftest import BUCKET, EVERY_S, OFTEN, PLATFORM, STORAGE, keys_in
 from tests.platforms.kept_logs import assert_logs_are_kept, logs_of
+from tests.support.run_keys import NONCE, RUN_KEY
 
 
 def spec(storage: Storage, loss: Callable[..., Tensor] = torch.nn.functional.cross_entropy) -> WorkerSpec:

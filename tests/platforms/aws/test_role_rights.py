@@ -24,8 +24,6 @@ from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.platforms.shared.data_buckets import data_bucket
 from funcpipe.platforms.shared.key_wrap import SECRET
-from funcpipe.testing.data_reads import data_job
-from funcpipe.testing.shard_files import as_pair, write_mds
 from tests.cloud_emulation.aws import AwsCloud
 from tests.cloud_emulation.lambda_runtime import REGION
 from tests.e2e import small
@@ -42,6 +40,8 @@ from tests.platforms.hand_over import (
     gated_job,
     long_job,
 )
+from tests.support.data_reads import data_job
+from tests.support.shard_files import as_pair, write_mds
 
 
 def platform_of(account: Account) -> AwsPlatform:

@@ -23,12 +23,12 @@ from funcpipe.platforms.shared.key_wrap import SECRET, KeyWrap
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.keys import Keys
-from funcpipe.testing.run_keys import NONCE, signed_for_tests
 from tests.cloud_emulation.forks import forked
 from tests.cloud_emulation.lambda_runtime import Function, Invocation, one_environment
 from tests.cloud_emulation.memory_group import MemoryGroup
 from tests.e2e import small
 from tests.in_process import make_job, prepared_run, run_workers
+from tests.support.run_keys import NONCE, signed_for_tests
 
 DEPLOYMENT = "the secret of a deployment"
 

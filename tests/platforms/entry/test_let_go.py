@@ -19,9 +19,9 @@ from funcpipe.platforms.entry import aliyun_fc, aws_lambda, function
 from funcpipe.platforms.local.files import FileStorage
 from funcpipe.platforms.shared.key_wrap import SECRET, KeyWrap
 from funcpipe.runstate.keys import Keys
-from funcpipe.testing.run_keys import NONCE
 from tests.e2e import small
 from tests.in_process import make_job, prepared_run
+from tests.support.run_keys import NONCE
 
 
 class Client(FileStorage):

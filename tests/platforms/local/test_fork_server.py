@@ -14,8 +14,8 @@ from funcpipe.platforms.base import State
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.local.fork_server import fork_host
 from funcpipe.platforms.local.platform import LocalPlatform, local_functions, preload_functions
-from funcpipe.testing.processes import children, hosts_of, runs
 from tests.platforms.local.test_local import ended, functions, sleep, succeed, worker
+from tests.support.processes import children, hosts_of, runs
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")

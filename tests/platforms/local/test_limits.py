@@ -18,8 +18,8 @@ from funcpipe.platforms.local.cgroup import Groups
 from funcpipe.platforms.local.limits import ImposedLimits
 from funcpipe.platforms.local.link import Link
 from funcpipe.platforms.local.platform import LocalPlatform, local_functions
-from funcpipe.testing.processes import runs
 from tests.platforms.local.test_local import ended, sleep, worker
+from tests.support.processes import runs
 
 groups = Groups()
 memory_is_limited = pytest.mark.skipif(not groups.memory, reason="no control group for memory can be made here")

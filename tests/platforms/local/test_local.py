@@ -19,7 +19,7 @@ from funcpipe.errors import InvalidValue, PlatformError
 from funcpipe.platforms.base import Cause, Handle, Platform, State, Status
 from funcpipe.platforms.catalog import load_spec, open_platform
 from funcpipe.platforms.local.platform import LocalPlatform, local_functions
-from funcpipe.testing.processes import hosts_of, runs
+from tests.support.processes import hosts_of, runs
 from tests.support.waiting import LONG_S, wait_until
 
 ROOT = Path(__file__).parents[3]

@@ -15,8 +15,8 @@ from funcpipe.platforms.catalog import load_spec, open_platform
 from funcpipe.platforms.local import log_files
 from funcpipe.platforms.local.log_files import log_file, read_logs
 from funcpipe.platforms.local.platform import local_functions
-from funcpipe.testing.processes import hosts_of
 from tests.platforms.local.test_local import ended, process, worker
+from tests.support.processes import hosts_of
 from tests.support.waiting import wait_until
 
 

@@ -18,10 +18,10 @@ from funcpipe.runstate.functions import start_function
 from funcpipe.runstate.generations import find_record, list_generations
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import Owner, OwnerLease
-from funcpipe.testing import client_scenarios as meetings
-from funcpipe.testing.client_races import clients
-from funcpipe.testing.interleaving import Invariant, Scenario, explore
 from funcpipe.worker import peer_recovery
+from tests.support import client_scenarios as meetings
+from tests.support.client_races import clients
+from tests.support.interleaving import Invariant, Scenario, explore
 
 
 def told(scenario: Scenario) -> str:

@@ -6,9 +6,9 @@ from math import comb
 import pytest
 
 from funcpipe.errors import KeyExists, KeyMissing
-from funcpipe.testing.actors import Actor, Program, Unrepeatable
-from funcpipe.testing.explored_world import World
-from funcpipe.testing.interleaving import ENDS, Invariant, Scenario, explore
+from tests.support.actors import Actor, Program, Unrepeatable
+from tests.support.explored_world import World
+from tests.support.interleaving import ENDS, Invariant, Scenario, explore
 
 
 def puts(count: int) -> Program:

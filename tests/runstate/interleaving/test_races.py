@@ -11,11 +11,11 @@ from funcpipe.runstate.checkpoint_index import CheckpointIndex
 from funcpipe.runstate.checkpoints import Checkpoints, UnpublishedCheckpoint
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.lease import Lease
-from funcpipe.testing import race_scenarios as races
-from funcpipe.testing.actors import AskingStorage, Request, Value
-from funcpipe.testing.interleaving import Invariant, Scenario, explore
-from funcpipe.testing.race_scenarios import scenario
-from funcpipe.testing.races import FIRST, Failing, Function, obeying
+from tests.support import race_scenarios as races
+from tests.support.actors import AskingStorage, Request, Value
+from tests.support.interleaving import Invariant, Scenario, explore
+from tests.support.race_scenarios import scenario
+from tests.support.races import FIRST, Failing, Function, obeying
 
 QUICK = [
     replace(races.SAME_ATTEMPT, switches=2),

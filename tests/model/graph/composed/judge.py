@@ -26,13 +26,13 @@ from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.model.tensors import flatten
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.plans import even_stages
 from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
 from funcpipe.training import recipe as training
 from funcpipe.training.data import load_batch
 from funcpipe.training.plain import train_in_one_process
 from tests.model.graph.composed import plain, tricky
 from tests.model.graph.composed.base import WIDTH, WORDS, Inputs, Part
+from tests.support.plans import even_stages
 
 PARTS: tuple[type[nn.Module], ...] = (Part, *plain.PARTS, *tricky.PARTS)
 SAMPLES, MICRO_BATCH, GLOBAL_BATCH, SEED = 7, 2, 4, 3

@@ -10,7 +10,7 @@ from typing import Any
 from funcpipe.errors import KeyMissing, StorageBusy
 from funcpipe.platforms.base import OPEN, Gate, Storage
 from funcpipe.platforms.wrappers import Answer
-from funcpipe.testing.ageing_storage import AgeingStorage
+from tests.support.ageing_storage import AgeingStorage
 
 _LOOK_S = 0.01
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from funcpipe.testing.actors import Answer, Answered, AskingStorage, Ended, History, Request, Value, done
+from tests.support.actors import Answer, Answered, AskingStorage, Ended, History, Request, Value, done
 
 
 @dataclass(frozen=True, slots=True)

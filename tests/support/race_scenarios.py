@@ -12,9 +12,9 @@ from typing import Any
 from funcpipe.errors import Superseded
 from funcpipe.runstate.checkpoint_index import CheckpointIndex
 from funcpipe.runstate.checkpoints import Checkpoints
-from funcpipe.testing.explored_world import World
-from funcpipe.testing.interleaving import Invariant, Scenario
-from funcpipe.testing.races import (
+from tests.support.explored_world import World
+from tests.support.interleaving import Invariant, Scenario
+from tests.support.races import (
     FIRST,
     KEYS,
     SECOND,
@@ -28,7 +28,7 @@ from funcpipe.testing.races import (
     value_after,
     value_in,
 )
-from funcpipe.testing.run_keys import signed_for_tests
+from tests.support.run_keys import signed_for_tests
 
 _MESSAGE = re.compile(rf"{KEYS.prefix}messages/s0\.r0/(\d+)/")
 

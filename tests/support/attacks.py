@@ -26,12 +26,12 @@ from funcpipe.errors import FuncPipeError, RunUnknown
 from funcpipe.runstate import owner
 from funcpipe.runstate.keyring import FOLDER, RUN_KEY
 from funcpipe.runstate.renewal import DAY_S
-from funcpipe.testing import attacked_world
-from funcpipe.testing.advice import Left, World, Wrong, follow, is_refusal, mend, say
-from funcpipe.testing.attacked_world import REQUESTS, TORN
-from funcpipe.testing.hostile_storage import Hostility
 from funcpipe.worker import checkpoint_manager
 from funcpipe.worker.progress import WorkerProgress
+from tests.support import attacked_world
+from tests.support.advice import Left, World, Wrong, follow, is_refusal, mend, say
+from tests.support.attacked_world import REQUESTS, TORN
+from tests.support.hostile_storage import Hostility
 
 _log = logging.getLogger(__name__)
 

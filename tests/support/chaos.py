@@ -34,11 +34,11 @@ from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.faults import STORAGE_FAULTS, ClientKilled, Fault, Outage, damage
 from funcpipe.testing.faulty_storage import FaultyStorage
-from funcpipe.testing.faulty_threads import REQUESTS, SHORT_DEADLINE_S, threads
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.plans import even_stages
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.recipe import Recipe
+from tests.support.faulty_threads import REQUESTS, SHORT_DEADLINE_S, threads
+from tests.support.plans import even_stages
 
 STAGES, REPLICAS, SAMPLES, EPOCHS = 3, 2, 24, 3
 DEADLINE_S = 60.0

@@ -25,11 +25,11 @@ from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.platforms.wrappers import RETRY_S
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.plans import even_stages
-from funcpipe.testing.shard_files import CLASSES, WIDTH
 from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
 from funcpipe.training.data import MapDataset
 from funcpipe.training.recipe import Recipe
+from tests.support.plans import even_stages
+from tests.support.shard_files import CLASSES, WIDTH
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ def _parsed(path: Path) -> Reads:
 
 
 def small_model(width: int = WIDTH) -> nn.Sequential:
-    """A model of samples of `funcpipe.testing.shard_files`, in double precision."""
+    """A model of samples of `tests.support.shard_files`, in double precision."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(width, 6), nn.Tanh(), nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, CLASSES))
     return model.double()

@@ -1,4 +1,4 @@
-"""Clients that meet at the storage of one run, for `funcpipe.testing.interleaving`.
+"""Clients that meet at the storage of one run, for `tests.support.interleaving`.
 
 They are the package's own: `launch`, `launch_detached`, `take_over` and `clean`, with all that these call. Only the
 training is left out: a client that follows a run looks once whether it still owns it. Functions do nothing. They are
@@ -36,11 +36,11 @@ from funcpipe.runstate.lease import Lease
 from funcpipe.runstate.owner import Owner, OwnerLease, OwnerWatch
 from funcpipe.runstate.resume import ResumePoint
 from funcpipe.runstate.signed_storage import SignedStorage, key_of
-from funcpipe.testing.actors import Actor, AskingStorage
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.races import PLAN as TWO_STAGES
-from funcpipe.testing.run_keys import RememberedKeys, remembered_keys
 from funcpipe.worker.peer_recovery import PeerRecovery
+from tests.support.actors import Actor, AskingStorage
+from tests.support.races import PLAN as TWO_STAGES
+from tests.support.run_keys import RememberedKeys, remembered_keys
 
 RUN = "run"
 PLATFORM = "platform/"

@@ -1,6 +1,5 @@
 """What error messages of runs claim, and what they advise: for tests that do as they are told."""
 
-# ruff: noqa: D102 - what the methods of World do is said where they are done
 import random
 import re
 from collections.abc import Callable, Collection, Mapping

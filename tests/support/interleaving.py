@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from funcpipe.core.texts import error_text
 from funcpipe.errors import FuncPipeError
-from funcpipe.testing.actors import (
+from tests.support.actors import (
     Actors,
     History,
     Program,
@@ -28,7 +28,7 @@ from funcpipe.testing.actors import (
     done,
     now_after,
 )
-from funcpipe.testing.explored_world import Step, World
+from tests.support.explored_world import Step, World
 
 DAMAGE = ("put", "delete")
 """Before which requests the death of an actor makes a difference."""

@@ -1,4 +1,4 @@
-"""Scenarios in which functions and clients of a run meet at its storage, for `funcpipe.testing.interleaving`.
+"""Scenarios in which functions and clients of a run meet at its storage, for `tests.support.interleaving`.
 
 The actors run the package's own code for leases, checkpoints, messages, hand-over and clients. Only the training is
 replaced: a stage is one number, which each step changes, so that every message and checkpoint has known bytes.
@@ -19,9 +19,7 @@ from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.generations import write_payload
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import FencedStorage, Lease
-from funcpipe.testing.actors import Actor
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.run_keys import NONCE, RUN_KEY, signed_for_tests
 from funcpipe.training.state import StageState
 from funcpipe.worker.checkpoint_manager import CheckpointManager
 from funcpipe.worker.exit_report import ExitReporter
@@ -29,6 +27,8 @@ from funcpipe.worker.halt_orders import HaltOrders
 from funcpipe.worker.hand_over import Successor, await_predecessor
 from funcpipe.worker.message_gc import StepMessages
 from funcpipe.worker.peer_recovery import PeerRecovery
+from tests.support.actors import Actor
+from tests.support.run_keys import NONCE, RUN_KEY, signed_for_tests
 
 KEYS = Keys("run", 0, NONCE)
 STEPS = 3

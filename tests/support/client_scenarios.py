@@ -14,10 +14,10 @@ from funcpipe.runstate.generations import find_record, list_generations, newest_
 from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import BEAT_S
-from funcpipe.testing.actors import Answered
-from funcpipe.testing.client_races import LEFT, PLATFORM, RUN, Cleaning, Restarting, Training, clients, stopped
-from funcpipe.testing.explored_world import World
-from funcpipe.testing.interleaving import Invariant, Scenario
+from tests.support.actors import Answered
+from tests.support.client_races import LEFT, PLATFORM, RUN, Cleaning, Restarting, Training, clients, stopped
+from tests.support.explored_world import World
+from tests.support.interleaving import Invariant, Scenario
 
 _KEYS = Keys(RUN)
 _LEASES = _KEYS.owner.owner_leases

@@ -24,13 +24,13 @@ from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.platforms.wrappers import Retried
 from funcpipe.runstate.keyring import FOLDER
-from funcpipe.testing import chaos
-from funcpipe.testing.advice import Left, Wrong, other_acts
 from funcpipe.testing.faults import FunctionFaults, FunctionStorage
-from funcpipe.testing.hostile_storage import HostileStorage, Hostility
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.plans import even_stages
 from funcpipe.testing.thread_platform import ThreadPlatform
+from tests.support import chaos
+from tests.support.advice import Left, Wrong, other_acts
+from tests.support.hostile_storage import HostileStorage, Hostility
+from tests.support.plans import even_stages
 
 RUN, STAGES = "digits", 2
 DEADLINE_S = 60.0
