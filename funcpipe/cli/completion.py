@@ -14,7 +14,7 @@ def add_completion(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "completion",
-        "print a script by which a shell completes verbs and options",
+        "print a script by which a shell completes options",
         'eval "$(funcpipe completion bash)"',
         module="completion",
     )

@@ -16,10 +16,13 @@ def add_deploy(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "deploy",
-        "set up what runs on a cloud need: storage, role, image, a function of each size; or write what rents machines",
+        "set up storage, role, functions, or rent machines",
         "funcpipe deploy aws --region eu-central-1 --plan plan.json\n"
         "  funcpipe deploy sky --provision ways.json --run 'funcpipe train …' --template-only sky.yaml",
         module="deployments",
+    )
+    verb.description = (
+        "Set up what runs on a cloud need: storage, role, image, a function of each size; or write what rents machines."
     )
     _add_deployment(verb, "aws", "aliyun", SKY)
     which = verb.add_mutually_exclusive_group()
@@ -96,7 +99,7 @@ def add_logs(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "logs",
-        "show what the functions of a run logged and printed, merged in time",
+        "show what a run's functions logged, merged in time",
         "funcpipe logs run-20261122-100000-1a2b3c4d --level warning",
         module="deployments",
     )

@@ -14,7 +14,7 @@ def add_evaluate(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "evaluate",
-        "measure the loss and metrics of a model in eval mode, over functions",
+        "measure loss and metrics in eval mode, on functions",
         "funcpipe evaluate funcpipe.examples.spirals:model --plan plan.json \\\n"
         "    --data funcpipe.examples.spirals:train_data --weights spirals.pt",
         module="evaluate_verbs",
@@ -30,7 +30,7 @@ def add_predict(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "predict",
-        "write the outputs of a model in eval mode for all samples, in their order",
+        "write a model's outputs for all samples, in order",
         "funcpipe predict funcpipe.examples.spirals:model --plan plan.json \\\n"
         "    --data funcpipe.examples.spirals:train_data --weights spirals.pt -o outputs.safetensors",
         module="evaluate_verbs",

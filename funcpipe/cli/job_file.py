@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from funcpipe.cli.options import Verb
 from funcpipe.errors import InputError
 
 NAME = "funcpipe.toml"
@@ -114,10 +115,10 @@ def parse(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> argparse
     return parser.parse_args(arguments)
 
 
-def verbs_of(parser: argparse.ArgumentParser) -> Mapping[str, argparse.ArgumentParser]:
+def verbs_of(parser: argparse.ArgumentParser) -> Mapping[str, Verb]:
     """The parser of each verb."""
     (action,) = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
-    verbs: Mapping[str, argparse.ArgumentParser] = action.choices
+    verbs: Mapping[str, Verb] = action.choices
     return verbs
 
 

@@ -2,10 +2,11 @@
 
 import argparse
 import importlib
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from funcpipe.cli.numbers import positive
+from funcpipe.core.streams import write_out
 
 FACTORY = "MODULE:FACTORY"
 
@@ -24,9 +25,6 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         words = [" ".join([*action.option_strings[-1:], _placeholder(action)]) for action in required]
         super().add_usage(usage or " ".join(["%(prog)s", "[options]", *words]), required, [], prefix)
 
-    def _iter_indented_subactions(self, action: argparse.Action) -> Generator[argparse.Action, None, None]:
-        yield from getattr(action, "_get_subactions", list)()
-
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text, default = action.help, action.default
         if text is None or not action.option_strings or "(default:" in text:
@@ -36,19 +34,66 @@ class HelpFormatter(argparse.RawDescriptionHelpFormatter):
         return f"{text} (default: {f'{default:g}' if isinstance(default, float) else default})"
 
 
+class Verb(argparse.ArgumentParser):
+    """The parser of a verb. If some of its options are `common`, only `--help-all` shows the others."""
+
+    def __init__(self, *, summary: str = "", common: Sequence[str] = (), **settings: Any) -> None:
+        super().__init__(formatter_class=HelpFormatter, **settings)
+        self.summary, self.common = summary, common
+        if common:
+            self.add_argument("--help-all", action=_HelpAll, help="show all options and exit")
+
+    def format_help(self) -> str:
+        """The page of `--help`."""
+        if not self.common:
+            return self.format_all()
+        options = {name: action for action in self._actions for name in action.option_strings}
+        page = self.formatter_class(prog=self.prog)
+        page.add_usage(None, self._actions, [])
+        page.add_text(self.description)
+        page.start_section("positional arguments")
+        page.add_arguments(action for action in self._actions if not action.option_strings)
+        page.end_section()
+        page.start_section("common options")
+        page.add_arguments(options[name] for name in (*self.common, "--help-all"))
+        page.end_section()
+        page.add_text(self.epilog)
+        return page.format_help()
+
+    def format_all(self) -> str:
+        """The page of `--help-all`."""
+        return super().format_help()
+
+
+class _HelpAll(argparse._HelpAction):
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: str | Sequence[Any] | None,
+        option_string: str | None = None,
+    ) -> None:
+        assert isinstance(parser, Verb)
+        write_out(parser.format_all().rstrip())
+        parser.exit()
+
+
 def _placeholder(action: argparse.Action) -> str:
     text = action.metavar or ("{" + ",".join(action.choices) + "}" if action.choices else action.dest)
     return f"[{text}]" if action.nargs == argparse.OPTIONAL else str(text)
 
 
-def add_verb(verbs: Any, name: str, help_text: str, example: str, module: str) -> argparse.ArgumentParser:
+def add_verb(
+    verbs: Any, name: str, summary: str, example: str, module: str, common: Sequence[str] = ()
+) -> argparse.ArgumentParser:
     """Add a verb with a function of its name (_ for -) in `module` of `funcpipe.cli`, imported when it is called."""
     verb: argparse.ArgumentParser = verbs.add_parser(
         name,
-        help=help_text,
-        description=help_text[0].upper() + help_text[1:] + ".",
+        help=summary,
+        summary=summary,
+        description=summary[0].upper() + summary[1:] + ".",
         epilog=f"example:\n  {example}",
-        formatter_class=HelpFormatter,
+        common=common,
     )
 
     def run(options: argparse.Namespace) -> int | None:

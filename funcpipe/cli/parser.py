@@ -8,7 +8,8 @@ from funcpipe.cli.completion import add_completion
 from funcpipe.cli.deploy_arguments import add_deploy, add_destroy, add_logs
 from funcpipe.cli.evaluate_options import add_evaluate, add_predict
 from funcpipe.cli.history_options import add_history
-from funcpipe.cli.options import HelpFormatter
+from funcpipe.cli.job_file import verbs_of
+from funcpipe.cli.options import Verb
 from funcpipe.cli.plan_options import add_explain, add_optimize, add_profile, add_simulate
 from funcpipe.cli.platform_options import add_platforms
 from funcpipe.cli.provision_options import add_fit_loss, add_provision
@@ -19,14 +20,45 @@ from funcpipe.cli.train_options import add_train, add_verify
 from funcpipe.cli.watch_options import add_watch
 from funcpipe.core.streams import write_out
 
-_EPILOG = """\
+_GROUPS = {
+    "start here": "profile",
+    "plans": "explain",
+    "models": "evaluate",
+    "runs": "status",
+    "clouds": "platforms",
+    "machines": "provision",
+    "shell": "completion",
+}
+"""The groups of verbs, and the first verb of each, in the order in which they are added."""
+
+_ABOVE = """\
+usage: funcpipe VERB [options]
+
+Train PyTorch models on serverless functions: profile, optimize, train.
+
+"""
+
+_BELOW = """
 example:
   funcpipe profile my_model:make --sample my_model:inputs --platform local -o profile.json
   funcpipe optimize profile.json --global-batch 128 --time-value 3.84 -o plan.json
   funcpipe train my_model:make --plan plan.json --data my_model:data --epochs 3
 
-Every verb reads and writes JSON files; `funcpipe VERB --help` lists its options.
-Exit code: 0 done, 1 a run failed, 2 bad input."""
+`funcpipe VERB --help` lists a verb's options, `funcpipe --version` the version.
+Exit code: 0 done, 1 a run failed, 2 bad input.
+"""
+
+
+class _Overview(argparse.ArgumentParser):
+    """The parser of all verbs, whose help page fits one screen."""
+
+    def format_help(self) -> str:
+        """The verbs by group, each in a line."""
+        lines = []
+        for name, verb in verbs_of(self).items():
+            group = next((group for group, first in _GROUPS.items() if first == name), "")
+            lines.append(f"  {group:10}  {name:12}  {verb.summary}\n")
+        return "".join([_ABOVE, *lines, _BELOW])
 
 
 class _Version(argparse.Action):
@@ -47,20 +79,17 @@ class _Version(argparse.Action):
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all verbs; `run` of what it returns is the function to call with it."""
-    parser = argparse.ArgumentParser(
-        prog="funcpipe",
-        usage="funcpipe VERB [options]",
-        description="Train PyTorch models on serverless functions: profile, optimize, simulate, train, report.",
-        epilog=_EPILOG,
-        formatter_class=HelpFormatter,
-    )
+    parser = _Overview(prog="funcpipe", usage="funcpipe VERB [options]")
     parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
-    verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB", prog="funcpipe")
+    verbs = parser.add_subparsers(required=True, metavar="VERB", prog="funcpipe", parser_class=Verb)
     for add in (
-        *(add_profile, add_optimize, add_explain, add_simulate, add_train, add_verify, add_evaluate, add_predict),
-        *(add_provision, add_fit_loss, add_train_server, add_history),
-        *(add_status, add_watch, add_stop, add_clean, add_export, add_key, add_report, add_compare, add_platforms),
-        *(add_deploy, add_destroy, add_logs, add_completion),
+        *(add_profile, add_optimize, add_train),
+        *(add_explain, add_simulate, add_verify, add_report, add_compare, add_history),
+        *(add_evaluate, add_predict, add_export),
+        *(add_status, add_watch, add_logs, add_stop, add_clean, add_key),
+        *(add_platforms, add_deploy, add_destroy),
+        *(add_provision, add_fit_loss, add_train_server),
+        add_completion,
     ):
         add(verbs)
     return parser

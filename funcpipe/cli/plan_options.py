@@ -71,6 +71,10 @@ def add_optimize(verbs: Any) -> None:
         "choose cuts, function sizes and replicas",
         "funcpipe optimize profile.json --global-batch 64 --time-value 3.84 -o plan.json",
         module="plan_verbs",
+        common=(
+            *("--global-batch", "--time-value", "--deadline", "--budget", "--platform", "--optimizer", "--numerics"),
+            *("--replicas", "--max-functions", "--max-memory", "--pareto", "--output"),
+        ),
     )
     verb.add_argument("profile", metavar="PROFILE", help="profile to plan from, written by `funcpipe profile`")
     _add_goal(verb)

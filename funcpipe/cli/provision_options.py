@@ -13,7 +13,7 @@ def add_provision(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "provision",
-        "compare all ways to do a whole job, on functions and on machines",
+        "compare ways to do a job, by functions and machines",
         "funcpipe provision profile.json --samples 50000 --global-batch 64 --epochs 3 --deadline 3600",
         module="provision_verbs",
     )
@@ -54,7 +54,7 @@ def add_fit_loss(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "fit-loss",
-        "fit how the loss falls, for provision, to earlier or short runs",
+        "fit how the loss of runs falls, for provision",
         "funcpipe fit-loss losses.csv --batch 64 -o loss.json",
         module="provision_verbs",
     )

@@ -10,7 +10,7 @@ def add_report(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "report",
-        "show a plan or a run as an HTML page, or compare a run with its prediction",
+        "show a plan or a run as a page, with its prediction",
         "funcpipe report observed.json predicted.json plan.json profile.json -o report.html\n"
         "  funcpipe report RUN --storage file:///tmp/runs -o report.html\n"
         "  funcpipe report observed.json --predicted predicted.json",

@@ -26,7 +26,7 @@ def add_stop(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "stop",
-        "stop a run at a saved step, so that it can be resumed",
+        "stop a run at a saved step, to resume it later",
         f"funcpipe stop RUN {_STORAGE}",
         module="run_verbs",
     )
@@ -58,7 +58,7 @@ def add_export(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "export",
-        "write the model of a run, as it was saved last, to a file",
+        "write the model of a run, as it was saved last",
         f"funcpipe export RUN {_STORAGE} -o model.safetensors",
         module="run_verbs",
     )
@@ -77,7 +77,7 @@ def add_key(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "key",
-        "print the key of a run that was started here, to supervise it from another machine",
+        "print a run's key, to supervise it from elsewhere",
         f"funcpipe key RUN {_STORAGE}",
         module="run_verbs",
     )

@@ -22,7 +22,7 @@ def add_train_server(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "train-server",
-        "train a model around a parameter server, on the machines or the functions of a provision",
+        "train around a parameter server, as provision chose",
         "funcpipe train-server funcpipe.examples.spirals:model --provision provision.json --way spotdnn \\\n"
         "    --data funcpipe.examples.spirals:train_data --global-batch 64 --micro-batch 8 --epochs 6",
         module="server_verbs",

@@ -28,6 +28,10 @@ def add_train(verbs: Any) -> None:
         "funcpipe train funcpipe.examples.spirals:model --plan plan.json \\\n"
         "    --data funcpipe.examples.spirals:train_data --optimizer funcpipe.examples.spirals:optimizer --epochs 6",
         module="train_verbs",
+        common=(
+            *("--plan", "--data", "--loss", "--optimizer", "--lr", "--epochs", "--validation-data"),
+            *("--platform", "--storage", "--resume", "--max-usd", "--dry-run", "--output"),
+        ),
     )
     training = _add_model(verb)
     training.add_argument("--epochs", type=whole(), default=1, metavar="N", help="passes over the data")
@@ -79,7 +83,7 @@ def add_verify(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "verify",
-        "train a few steps on local functions and in one process, and compare every tensor",
+        "train a few steps here and in one process, compare",
         "funcpipe verify funcpipe.examples.spirals:model --plan plan.json \\\n"
         "    --data funcpipe.examples.spirals:train_data",
         module="train_verbs",

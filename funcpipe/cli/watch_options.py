@@ -13,7 +13,7 @@ def add_watch(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "watch",
-        "show a run while it goes on: workers, losses, dollars, warnings",
+        "show a run as it goes: workers, losses, dollars",
         "funcpipe watch RUN --storage file:///tmp/runs",
         module="watch_verb",
     )

@@ -17,6 +17,8 @@ VERBS = (
     *("report", "platforms", "status", "watch", "stop", "clean", "key", "deploy", "destroy", "logs", "completion"),
 )
 
+HELP = ("--help", "--help-all")
+
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -57,16 +59,36 @@ def test_a_shell_completes_verbs_and_options(shell: str, capsys: pytest.CaptureF
 
 def help_of(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
     with pytest.raises(SystemExit):
-        main([*words, "--help"])
+        main([*words])
     return " ".join(capsys.readouterr().out.split())
 
 
+def test_the_overview_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) <= 40
+    assert max(map(len, lines[: lines.index("example:")])) <= 80
+    listed = [line[14:].split()[0] for line in lines if line.startswith("  ") and not line.startswith("  funcpipe")]
+    assert listed == list(verbs_of(build_parser()))
+
+
+@pytest.mark.parametrize("verb", ["optimize", "train"])
+def test_a_dozen_options_come_first(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    parser = verbs_of(build_parser())[verb]
+    assert 12 <= len(parser.common) <= 13
+    common, everything = (set(re.findall(r"--[\w-]+", help_of(verb, word, capsys=capsys))) for word in HELP)
+    assert {*parser.common, "--help-all"} <= common
+    assert everything >= common
+    assert len(everything) > 2 * len(parser.common)
+
+
 def test_help_tells_every_verb_every_solver_and_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
-    overview = help_of(capsys=capsys)
+    overview = help_of("--help", capsys=capsys)
     assert all(f" {verb} " in overview for verb in VERBS)
-    planning = help_of("optimize", capsys=capsys)
+    planning = help_of("optimize", "--help-all", capsys=capsys)
     assert all(solver in planning for solver in solvers())
-    training = help_of("train", capsys=capsys)
+    training = help_of("train", "--help-all", capsys=capsys)
     assert "waited this long for a message (default: 300)" in training
     assert "-vv adds details (or set FUNCPIPE_LOG=info, FUNCPIPE_LOG=debug) -q" in training
 
