@@ -28,24 +28,13 @@ def add_deploy(verbs: Any) -> None:
     which = verb.add_mutually_exclusive_group()
     which.add_argument("--plan", metavar="FILE", help="make functions of the sizes of this plan")
     which.add_argument("--sizes", metavar="SIZE,SIZE", help="make functions of these sizes")
-    verb.add_argument("--requirements", metavar="FILE", help="what the model imports, for pip, besides torch")
-    verb.add_argument(
-        "--base-image",
-        metavar="IMAGE",
-        help="what the functions' image begins with, such as python:3.11-slim@sha256:… (default: that tag)",
-    )
+    _add_image(verb)
     verb.add_argument(
         "--data-bucket",
         metavar="NAME[/PREFIX]",
         action="append",
         default=[],
         help="let functions read the objects of a bucket, or those below a prefix, and nothing else; can be repeated",
-    )
-    verb.add_argument("--repository", metavar="NAME", help="aliyun: the repository that the image goes to")
-    verb.add_argument(
-        "--registry-instance",
-        metavar="ID",
-        help="aliyun: the instance of a repository of the Enterprise Edition, cri-…",
     )
     verb.add_argument("--spec", metavar="FILE", help="aliyun: the platform specification that sizes come from")
     verb.add_argument(
@@ -79,6 +68,21 @@ def add_deploy(verbs: Any) -> None:
     sky.add_argument("--market", metavar="NAME|FILE", help="the market of the machines (default: the file's)")
     sky.add_argument(
         "--run", dest="command", metavar="COMMAND", help="what runs on the head node, with --platform ray://auto"
+    )
+
+
+def _add_image(verb: argparse.ArgumentParser) -> None:
+    verb.add_argument("--requirements", metavar="FILE", help="what the model imports, for pip, besides torch")
+    verb.add_argument(
+        "--base-image",
+        metavar="IMAGE",
+        help="what the functions' image begins with, such as python:3.11-slim@sha256:… (default: that tag)",
+    )
+    verb.add_argument("--repository", metavar="NAME", help="aliyun: the repository that the image goes to")
+    verb.add_argument(
+        "--registry-instance",
+        metavar="ID",
+        help="aliyun: the instance of a repository of the Enterprise Edition, cri-…",
     )
 
 

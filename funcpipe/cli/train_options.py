@@ -104,23 +104,7 @@ def add_verify(verbs: Any) -> None:
 def _add_model(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     """Add the options of the model, the plan and training; return the group of the last."""
     add_model(verb)
-    plan = verb.add_argument_group("plan and data")
-    plan.add_argument(
-        "--plan",
-        required=True,
-        metavar="FILE",
-        help="plan written by `funcpipe optimize`, or ways that `funcpipe provision --json` has printed",
-    )
-    plan.add_argument(
-        "--way", metavar="WAY", help="of several ways, the one whose plan to take (default: the one recommended)"
-    )
-    plan.add_argument(
-        "--data",
-        metavar=f"{FACTORY}|URL",
-        required=True,
-        help="factory that returns the dataset, called in the functions; or the URL of one, as s3://bucket/prefix",
-    )
-    add_blocks(plan)
+    _add_plan_and_data(verb)
     training = verb.add_argument_group("training")
     add_loss(training)
     training.add_argument(
@@ -174,6 +158,26 @@ def _add_model(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         help="seed of the weights, the order of the data and dropout",
     )
     return training
+
+
+def _add_plan_and_data(verb: argparse.ArgumentParser) -> None:
+    plan = verb.add_argument_group("plan and data")
+    plan.add_argument(
+        "--plan",
+        required=True,
+        metavar="FILE",
+        help="plan written by `funcpipe optimize`, or ways that `funcpipe provision --json` has printed",
+    )
+    plan.add_argument(
+        "--way", metavar="WAY", help="of several ways, the one whose plan to take (default: the one recommended)"
+    )
+    plan.add_argument(
+        "--data",
+        metavar=f"{FACTORY}|URL",
+        required=True,
+        help="factory that returns the dataset, called in the functions; or the URL of one, as s3://bucket/prefix",
+    )
+    add_blocks(plan)
 
 
 def add_platform(verb: argparse.ArgumentParser) -> None:

@@ -36,16 +36,21 @@ def follow(
     skipped = list(known.skipped_steps) if known is not None else []
     validations = list(known.validations) if known is not None else []
     first = prepared.first_step if prepared.running is None else prepared.running.first_step
-    samples, began_s = 0, None
-    progress, ended = None, job.steps
+    samples, began_s, progress, ended = 0, None, None, job.steps
+
+    def stops_after(step: int) -> bool:
+        report = due.after(step)
+        if report is None:
+            return False
+        validations.append(report)
+        if progress is not None:
+            on_progress(replace(progress, validation=report))
+        return report.stop
+
     for step in range(first, job.steps):
-        if (report := due.after(step)) is not None:
-            validations.append(report)
-            if progress is not None:
-                on_progress(replace(progress, validation=report))
-            if report.stop:
-                ended = step
-                break
+        if stops_after(step):
+            ended = step
+            break
         reports, waited = await_step(prepared, reader, supervisor, step, owner, polls)
         supervisor.step_ended()
         cost_usd = supervisor.cost_usd() + supervisor.requests_usd()
@@ -69,10 +74,7 @@ def follow(
         )
         on_progress(progress)
     else:
-        if (report := due.after(job.steps)) is not None:
-            validations.append(report)
-            if progress is not None:
-                on_progress(replace(progress, validation=report))
+        stops_after(job.steps)
     supervisor.wait(job.message_deadline_s)
     _compare_replicas(prepared, keys, ended)
     earlier_usd = prepared.running.spent_usd if prepared.running is not None else prepared.account.spent_usd

@@ -1,0 +1,94 @@
+"""How much there is to know: each room keeps to a budget of statements, classes and public names.
+
+Numbers are lowered when a room becomes smaller. Who raises one says in the commit which feature it is for, and what
+that replaces.
+"""
+
+import ast
+from pathlib import Path
+from typing import NamedTuple, TypeGuard
+
+import funcpipe
+from funcpipe.cli.job_file import verbs_of
+from funcpipe.cli.parser import build_parser
+
+PACKAGE = Path(__file__).parents[1] / "funcpipe"
+
+
+class Size(NamedTuple):
+    """Statements, classes, and functions and classes with public names at the top of modules."""
+
+    statements: int
+    classes: int
+    public: int
+
+
+ROOMS = {
+    "api": Size(270, 4, 4),
+    "cli": Size(3049, 14, 166),
+    "client": Size(5238, 56, 214),
+    "comm": Size(1065, 21, 47),
+    "core": Size(3192, 120, 202),
+    "data": Size(547, 17, 18),
+    "examples": Size(24, 0, 4),
+    "history": Size(301, 5, 20),
+    "loggers": Size(348, 5, 7),
+    "model": Size(5430, 86, 227),
+    "parameter_server": Size(1546, 38, 45),
+    "partitioner": Size(5074, 68, 244),
+    "platforms": Size(5694, 85, 217),
+    "profiler": Size(851, 9, 39),
+    "provision": Size(1382, 20, 103),
+    "report": Size(1078, 10, 50),
+    "runstate": Size(2344, 37, 125),
+    "scheduler": Size(1261, 26, 43),
+    "testing": Size(725, 18, 21),
+    "training": Size(4647, 87, 187),
+    "worker": Size(2301, 37, 47),
+}
+"""The budget of each folder of `funcpipe`."""
+
+SLACK = 0.02
+"""By what share a room may be below its budget before that is lowered."""
+
+MODULES, LINES, EXPORTED, VERBS = 580, 75_800, 80, 25
+LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
+
+
+def size_of(room: Path) -> Size:
+    modules = [ast.parse(path.read_text()) for path in room.rglob("*.py")]
+    nodes = [node for module in modules for node in ast.walk(module)]
+    top = [node for module in modules for node in module.body if isinstance(node, ast.FunctionDef | ast.ClassDef)]
+    return Size(
+        sum(isinstance(node, ast.stmt) for node in nodes),
+        sum(isinstance(node, ast.ClassDef) for node in nodes),
+        sum(not node.name.startswith("_") for node in top),
+    )
+
+
+def test_every_room_keeps_to_its_budget() -> None:
+    found = {path.name: size_of(path) for path in PACKAGE.iterdir() if path.is_dir() and path.name != "__pycache__"}
+    assert found.keys() == ROOMS.keys()
+    over = {room: size for room, size in found.items() if any(a > b for a, b in zip(size, ROOMS[room], strict=True))}
+    assert not over, "make these rooms smaller"
+    lower = {room: size for room, size in found.items() if size.statements < (1 - SLACK) * ROOMS[room].statements}
+    assert not lower, "lower the budget of these rooms"
+
+
+def test_the_whole_keeps_to_its_budget() -> None:
+    files = {path: path.read_text() for path in PACKAGE.rglob("*.py")}
+    assert len(files) <= MODULES
+    assert sum(text.count("\n") for text in files.values()) <= LINES
+    assert len(funcpipe.__all__) <= EXPORTED
+    assert len(verbs_of(build_parser())) <= VERBS
+    assert [path for path, text in files.items() if text.count("\n") > LINES_OF_A_FILE] == []
+    functions = [node for text in files.values() for node in ast.walk(ast.parse(text)) if is_long(node)]
+    assert [function.name for function in functions] == []
+
+
+def is_long(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
+    """Return True for a function whose body below its docstring is too long."""
+    if not isinstance(node, ast.FunctionDef):
+        return False
+    first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
+    return (node.end_lineno or 0) - first.lineno >= LINES_OF_A_FUNCTION
