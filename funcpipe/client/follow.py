@@ -39,8 +39,7 @@ def follow(
     samples, began_s, progress, ended = 0, None, None, job.steps
 
     def stops_after(step: int) -> bool:
-        report = due.after(step)
-        if report is None:
+        if (report := due.after(step)) is None:
             return False
         validations.append(report)
         if progress is not None:
