@@ -35,7 +35,6 @@ def follow(
     losses = list(known.losses) if known is not None else []
     skipped = list(known.skipped_steps) if known is not None else []
     validations = list(known.validations) if known is not None else []
-    first = prepared.first_step if prepared.running is None else prepared.running.first_step
     samples, began_s, progress, ended = 0, None, None, job.steps
 
     def stops_after(step: int) -> bool:
@@ -46,7 +45,7 @@ def follow(
             on_progress(replace(progress, validation=report))
         return report.stop
 
-    for step in range(first, job.steps):
+    for step in range((prepared.running or prepared).first_step, job.steps):
         if stops_after(step):
             ended = step
             break
@@ -76,7 +75,6 @@ def follow(
         stops_after(job.steps)
     supervisor.wait(job.message_deadline_s)
     _compare_replicas(prepared, keys, ended)
-    earlier_usd = prepared.running.spent_usd if prepared.running is not None else prepared.account.spent_usd
     return collect(
         prepared.storage,
         keys,
@@ -86,7 +84,7 @@ def follow(
         losses=tuple(losses),
         skipped_steps=tuple(skipped),
         watched=supervisor.functions(),
-        earlier_usd=earlier_usd,
+        earlier_usd=(prepared.running or prepared.account).spent_usd,
         validations=tuple(validations),
         trained=None if job.epochs else NOTHING_LEARNED,
         outputs=load_outputs(prepared.storage, keys, job),
