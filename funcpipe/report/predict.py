@@ -148,7 +148,7 @@ def _parts_of_backwards(plan: Plan, profile: ModelProfile, backward_s: Array) ->
         ends_s = np.cumsum([max(0.0, total_s - sum(seconds)), *seconds])
         made = np.cumsum([0, *(layer.parameter_bytes for layer in layers)])
         complete_s = [_reached(made[-1] * (q + 1) / rounds, made, ends_s) for q in range(rounds - 1)]
-        found.append(np.diff([0.0, *complete_s, total_s]).tolist())
+        found.append(np.diff(np.minimum([0.0, *complete_s, total_s], total_s)).tolist())  # sums may be rounded up
     return found
 
 

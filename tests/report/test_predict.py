@@ -97,6 +97,34 @@ def test_puts_gets_and_bytes_are_those_that_the_cost_model_bills(data: st.DataOb
     assert sum(event.lane is Resource.DOWNLOAD for event in events) == estimate.gets
 
 
+@pytest.mark.parametrize("backward_s", [(0.0, 1 / 3, 1.0, 1.0, 0.0), (0.1, 0.2, 0.3), (0.7, 0.1, 0.3)])
+def test_no_part_of_a_backward_takes_less_than_no_time(backward_s: tuple[float, ...]) -> None:
+    """All gradients are those of the first layer, which comes last: sums of the others' seconds may be rounded up."""
+    layers = tuple(
+        LayerProfile(
+            name=f"l{i}",
+            parameter_bytes=int(i == 0),
+            activation_bytes=0,
+            forward_s=(0.0,) * 8,
+            backward_s=(seconds,) * 8,
+        )
+        for i, seconds in enumerate(backward_s)
+    )
+    profile = ModelProfile(
+        model="m", micro_batch=1, platform="aws-lambda", sizes=SIZES, base_memory_bytes=0, layers=layers, tensors=()
+    )
+    plan = Plan(
+        global_batch=2,
+        micro_batch=1,
+        replicas=2,
+        schedule=ScheduleKind.GPIPE,
+        sync=Sync.STREAMED,
+        wire=Wire.FP32,
+        stages=(Stage(first=0, stop=len(layers), size="10240MB", memory_mb=10240),),
+    )
+    assert predict(plan, profile, SPEC).duration_s >= sum(backward_s)
+
+
 def test_synchronisation_of_two_replicas_takes_the_time_of_the_formula() -> None:
     """2s/w + 4 latencies for either algorithm at n = 2 (FuncPipe, section 3.3)."""
     layer = LayerProfile(
