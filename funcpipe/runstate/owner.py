@@ -342,7 +342,7 @@ def raise_if_taken(run: str) -> Iterator[None]:
         yield
     except Superseded as error:
         if error.missing:
-            raise RunUnknown(f"run {run}: {error}") from error
+            raise RunUnknown(f"run {run}: {error}; give the command again") from error
         raise RunTaken(run, f"another client, which has taken it over ({error})") from error
 
 

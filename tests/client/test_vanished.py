@@ -226,7 +226,8 @@ def test_a_run_that_vanishes_while_it_is_resumed_is_not_said_to_be_taken(
 def test_a_client_that_deletes_a_run_another_has_deleted_says_so(storage: MemoryStorage) -> None:
     with (  # noqa: PT012 - the lease vanishes inside
         pytest.raises(
-            RunUnknown, match=rf"^run {RUN}: the lease of owner 0 is missing: the run was collected or deleted, "
+            RunUnknown,
+            match=rf"^run {RUN}: the lease of owner 0 is missing: {re.escape(WHY_GONE)}; give the command again$",
         ),
         raise_if_taken(RUN),
         owned(storage, RUN) as owner,

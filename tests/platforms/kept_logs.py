@@ -42,12 +42,13 @@ def assert_logs_are_kept(
     """Two runs of one function, one after the other, are told apart, though they may run in one environment."""
     began_s = time.time()
     assert list(platform.logs("run-1")) == []
-    for run, loss in (("run-1", talking_loss), ("run-10", failing_loss)):
-        assert train(platform, storage, url, plan, run, loss).state is not State.RUNNING
+    for run, loss, ends in (("run-1", talking_loss, State.DONE), ("run-10", failing_loss, State.FAILED)):
+        status = train(platform, storage, url, plan, run, loss)
+        assert status.state is ends, status.reason
         wait()
     first, second = logs_of(platform, "run-1"), logs_of(platform, "run-10")
     for run, lines in (("run-1", first), ("run-10", second)):
-        assert {(line.run, line.worker, line.attempt) for line in lines} == {(run, "s0.r0", 0)}
+        assert {(line.run, line.worker, line.attempt) for line in lines} == {(run, "s0.r0", 0)}, lines
         assert [line.text for line in lines].count(f"funcpipe.core.logs: {BEGINS}") == 1
         assert all(a.time_s <= b.time_s for a, b in pairwise(lines))
         assert began_s - 2 <= lines[0].time_s <= lines[-1].time_s <= time.time() + 2

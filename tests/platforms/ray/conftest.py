@@ -1,5 +1,6 @@
 """One Ray for all tests of this folder: it takes seconds to start, and a process has one at a time."""
 
+import json
 import os
 import tempfile
 from collections.abc import Generator, Iterator
@@ -12,7 +13,7 @@ from funcpipe.platforms.ray.address import RayAddress, Via
 from tests.e2e import small
 from tests.ray_here import environment_of_ray
 
-CPUS = 8
+CPUS, MEMORY_BYTES = 8, 16 * 2**30
 _FOLDER = Path(__file__).parent
 _ray = ExitStack()
 _address: list[RayAddress] = []
@@ -27,6 +28,7 @@ def _begun(folder: Path) -> Iterator[RayAddress]:
         gates = folder / "gates"
         gates.mkdir()
         patch.setenv(small.GATES, str(gates))
+        patch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps({"memory": MEMORY_BYTES}))  # whatever else runs here
         patch.setattr(tempfile, "tempdir", str(sockets))
         with connected(RayAddress(via=Via.LOCAL, cpus=CPUS)) as found:
             patch.setattr(tempfile, "tempdir", None)
