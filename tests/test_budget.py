@@ -1,7 +1,7 @@
 """How much there is to know: each room keeps to a budget of statements, classes and public names.
 
-Numbers are lowered when a room becomes smaller. Who raises one says in the commit which feature it is for, and what
-that replaces.
+Lower a number when its room becomes smaller. To raise one, say in the commit which feature it is for, and what that
+replaces.
 """
 
 import ast
@@ -25,7 +25,7 @@ class Size(NamedTuple):
 
 ROOMS = {
     "api": Size(270, 4, 4),
-    "cli": Size(3049, 14, 166),
+    "cli": Size(3048, 13, 167),
     "client": Size(5238, 56, 214),
     "comm": Size(1065, 21, 47),
     "core": Size(3192, 120, 202),
@@ -49,7 +49,7 @@ ROOMS = {
 """The budget of each folder of `funcpipe`."""
 
 SLACK = 0.02
-"""By what share a room may be below its budget before that is lowered."""
+"""The share by which a room may be below its budget before that must be lowered."""
 
 MODULES, LINES, EXPORTED, VERBS = 580, 75_800, 80, 25
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60

@@ -41,7 +41,7 @@ class Verb(argparse.ArgumentParser):
         super().__init__(formatter_class=HelpFormatter, **settings)
         self.summary, self.common = summary, common
         if common:
-            self.add_argument("--help-all", action=_HelpAll, help="show all options and exit")
+            self.add_argument("--help-all", action=PrintAndExit, page=Verb.format_all, help="show all options and exit")
 
     def format_help(self) -> str:
         """The page of `--help`."""
@@ -65,16 +65,16 @@ class Verb(argparse.ArgumentParser):
         return super().format_help()
 
 
-class _HelpAll(argparse._HelpAction):
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        assert isinstance(parser, Verb)
-        write_out(parser.format_all().rstrip())
+class PrintAndExit(argparse._HelpAction):
+    """An action, as that of `--help`, which prints the text that `page` returns for the parser."""
+
+    def __init__(self, option_strings: Sequence[str], *, page: Callable[[Any], str], **settings: Any) -> None:
+        super().__init__(option_strings, **settings)
+        self._page = page
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        """Print, and end the command."""
+        write_out(self._page(parser).rstrip())
         parser.exit()
 
 

@@ -1,15 +1,14 @@
 """The command line as a whole: its verbs, in the order in which they are used."""
 
 import argparse
-from collections.abc import Sequence
-from typing import Any
+import itertools
 
 from funcpipe.cli.completion import add_completion
 from funcpipe.cli.deploy_arguments import add_deploy, add_destroy, add_logs
 from funcpipe.cli.evaluate_options import add_evaluate, add_predict
 from funcpipe.cli.history_options import add_history
 from funcpipe.cli.job_file import verbs_of
-from funcpipe.cli.options import Verb
+from funcpipe.cli.options import PrintAndExit, Verb
 from funcpipe.cli.plan_options import add_explain, add_optimize, add_profile, add_simulate
 from funcpipe.cli.platform_options import add_platforms
 from funcpipe.cli.provision_options import add_fit_loss, add_provision
@@ -18,18 +17,17 @@ from funcpipe.cli.run_options import add_clean, add_export, add_key, add_status,
 from funcpipe.cli.server_options import add_train_server
 from funcpipe.cli.train_options import add_train, add_verify
 from funcpipe.cli.watch_options import add_watch
-from funcpipe.core.streams import write_out
 
 _GROUPS = {
-    "start here": "profile",
-    "plans": "explain",
-    "models": "evaluate",
-    "runs": "status",
-    "clouds": "platforms",
-    "machines": "provision",
-    "shell": "completion",
+    "start here": (add_profile, add_optimize, add_train),
+    "plans": (add_explain, add_simulate, add_verify, add_report, add_compare, add_history),
+    "models": (add_evaluate, add_predict, add_export),
+    "runs": (add_status, add_watch, add_logs, add_stop, add_clean, add_key),
+    "clouds": (add_platforms, add_deploy, add_destroy),
+    "machines": (add_provision, add_fit_loss, add_train_server),
+    "shell": (add_completion,),
 }
-"""The groups of verbs, and the first verb of each, in the order in which they are added."""
+"""The verbs by group, in the order in which the help page lists them."""
 
 _ABOVE = """\
 usage: funcpipe VERB [options]
@@ -54,42 +52,24 @@ class _Overview(argparse.ArgumentParser):
 
     def format_help(self) -> str:
         """The verbs by group, each in a line."""
-        lines = []
-        for name, verb in verbs_of(self).items():
-            group = next((group for group, first in _GROUPS.items() if first == name), "")
-            lines.append(f"  {group:10}  {name:12}  {verb.summary}\n")
+        verbs, lines = iter(verbs_of(self).items()), []
+        for group, adds in _GROUPS.items():
+            for place, (name, verb) in enumerate(itertools.islice(verbs, len(adds))):
+                lines.append(f"  {'' if place else group:10}  {name:12}  {verb.summary}\n")
         return "".join([_ABOVE, *lines, _BELOW])
 
 
-class _Version(argparse.Action):
-    """An action that prints the version, which is read only then."""
+def _version(_: object) -> str:
+    from funcpipe import __version__
 
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: str | Sequence[Any] | None,
-        option_string: str | None = None,
-    ) -> None:
-        from funcpipe import __version__
-
-        write_out(f"funcpipe {__version__}")
-        parser.exit()
+    return f"funcpipe {__version__}"
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all verbs; `run` of what it returns is the function to call with it."""
     parser = _Overview(prog="funcpipe", usage="funcpipe VERB [options]")
-    parser.add_argument("--version", action=_Version, nargs=0, help="print the version")
+    parser.add_argument("--version", action=PrintAndExit, page=_version, help="print the version")
     verbs = parser.add_subparsers(required=True, metavar="VERB", prog="funcpipe", parser_class=Verb)
-    for add in (
-        *(add_profile, add_optimize, add_train),
-        *(add_explain, add_simulate, add_verify, add_report, add_compare, add_history),
-        *(add_evaluate, add_predict, add_export),
-        *(add_status, add_watch, add_logs, add_stop, add_clean, add_key),
-        *(add_platforms, add_deploy, add_destroy),
-        *(add_provision, add_fit_loss, add_train_server),
-        add_completion,
-    ):
+    for add in itertools.chain(*_GROUPS.values()):
         add(verbs)
     return parser

@@ -83,7 +83,7 @@ def add_verify(verbs: Any) -> None:
     verb = add_verb(
         verbs,
         "verify",
-        "train a few steps here and in one process, compare",
+        "compare a short run with training in one process",
         "funcpipe verify funcpipe.examples.spirals:model --plan plan.json \\\n"
         "    --data funcpipe.examples.spirals:train_data",
         module="train_verbs",

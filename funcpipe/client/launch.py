@@ -158,7 +158,7 @@ def _owned(prepared: PreparedRun, *, watches: bool = False) -> Iterator[Owner]:
             try:
                 yield owner
             except (KeyMissing, RunUnknown):
-                owner.check_now()  # who slept may find that others have ended the run
+                owner.check_now()  # a client that slept may find that another has ended the run
                 raise
     except Superseded as error:
         if error.missing:

@@ -395,7 +395,6 @@ def test_an_optimiser_that_needs_one_stage_is_refused_where_there_can_be_none() 
         planned(Normalised, pins=cut)
     small: dict[str, Any] = {"sizes": 1, "time_value": 0.0}
     assert len(planned(partial(optim.SGD, lr=0.1), **small).stages) > 1
-    with pytest.raises(
-        Infeasible, match="all layers must be in one stage, because the optimiser, Normalised, does not"
-    ):
+    why = "all layers must be in one stage, because the optimiser, Normalised, does not"
+    with pytest.raises(Infeasible, match=why):
         planned(Normalised, **small)

@@ -175,7 +175,7 @@ ADVICE: tuple[tuple[str, str, Callable[[World], Left]], ...] = (
     (r"funcpipe clean \S+\), and (start a new one|train again)", "clean, train", _after(_clean, _begin)),
     (r"(?s)key of run .* is not on this machine", "clean, train", _after(_clean, _begin)),
     (r"funcpipe clean \S+ deletes what is left", "clean, train", _after(_clean, _begin)),
-    (r"give the command again", "clean, train", _after(_clean, _begin)),  # which both do
+    (r"give the command again", "clean, train", _after(_clean, _begin)),
     (r"--from-start", "--resume --from-start", lambda world: world.resume(from_start=True)),
     (r"--take-over", "--resume --take-over", lambda world: world.resume(take_over=True)),
     (r"the same command begins it|begins it anew|there is no run", "train", _begin),
