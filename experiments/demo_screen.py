@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from funcpipe.core import JobEstimate, Plan, Resource, Use
-from funcpipe.core.job_estimate import counted, time_text, usd_text
-from funcpipe.core.use import IN_STEPS
+from funcpipe.core.texts import counted, time_text, usd_text
+from funcpipe.core.trace import IN_STEPS
 from funcpipe.examples import spirals
 from funcpipe.report.compare import Report
 from funcpipe.report.time_use import StageUse

@@ -210,7 +210,7 @@ _ELSEWHERE = ("funcpipe.errors", "funcpipe.core", "funcpipe.platforms.base")
 
 def __getattr__(name: str) -> Any:
     if name == "__version__":
-        from funcpipe.core.extras import version
+        from funcpipe.core.distribution import version
 
         return version()
     if name not in _LAZY:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from funcpipe.core import Invocation, Plan, PlatformSpec
-from funcpipe.core.log_lines import RawLine
+from funcpipe.core.logs import RawLine
 from funcpipe.errors import PlatformError
 from funcpipe.platforms.base import Handle, PlainKeys, Platform, State, Status
 from funcpipe.platforms.catalog import load_spec

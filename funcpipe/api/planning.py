@@ -37,10 +37,9 @@ from funcpipe.core import (
     Validation,
     Wire,
 )
-from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.loss_model import LossModel
 from funcpipe.core.market import Market
-from funcpipe.core.provision import ProvisionTable
+from funcpipe.core.provision import JobSpec, ProvisionTable
 from funcpipe.core.settings import DEFAULT_FAULTS
 from funcpipe.partitioner import PROFILED_LAYERS
 from funcpipe.profiler import REPEATS

@@ -25,9 +25,9 @@ from funcpipe.core import (
     checks,
 )
 from funcpipe.core.market import Market
+from funcpipe.core.process import ending_interrupts
 from funcpipe.core.provision import Provision
 from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS, RunKeywords, settings_with
-from funcpipe.core.signals import ending_interrupts
 from funcpipe.errors import InvalidValue
 from funcpipe.loggers import with_bar
 from funcpipe.model.split.stage import below_loss

@@ -13,8 +13,7 @@ from funcpipe.cli.files import check_outputs
 from funcpipe.cli.job_file import parse
 from funcpipe.cli.parser import build_parser
 from funcpipe.core import logs
-from funcpipe.core.signals import ending_interrupts
-from funcpipe.core.streams import end_output, prepare_streams, say
+from funcpipe.core.process import end_output, ending_interrupts, prepare_streams, say
 from funcpipe.core.texts import printable
 from funcpipe.errors import FuncPipeError
 

@@ -4,7 +4,7 @@ import argparse
 from typing import Any
 
 from funcpipe.cli.options import add_verb
-from funcpipe.core.streams import write_out
+from funcpipe.core.process import write_out
 
 SHELLS = ("bash", "zsh", "tcsh")
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from funcpipe.cli.numbers import positive, whole
 from funcpipe.cli.options import add_verb
-from funcpipe.core.lifetime import KEEP_DAYS, LEAST_KEEP_DAYS
+from funcpipe.core.settings import KEEP_DAYS, LEAST_KEEP_DAYS
 
 SKY = "sky"
 LEVELS = ("debug", "info", "warning", "error")

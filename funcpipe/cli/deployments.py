@@ -16,8 +16,8 @@ from funcpipe.cli.files import write_file
 from funcpipe.cli.log_lines import is_wanted, run_lines
 from funcpipe.cli.sky_file import write_sky_file
 from funcpipe.core import Plan, read
-from funcpipe.core.extras import needed_from
-from funcpipe.core.streams import say, write_out
+from funcpipe.core.distribution import needed_from
+from funcpipe.core.process import say, write_out
 from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.shared.data_buckets import data_bucket

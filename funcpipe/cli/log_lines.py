@@ -3,7 +3,7 @@
 import logging
 from itertools import chain
 
-from funcpipe.core.log_lines import PRINTED, LogLine, merged
+from funcpipe.core.logs import PRINTED, LogLine, merged
 from funcpipe.errors import InputError, RunUnknown
 from funcpipe.platforms.base import Platform
 from funcpipe.platforms.catalog import LOCAL, open_platform, open_storage

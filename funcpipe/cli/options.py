@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from funcpipe.cli.numbers import positive
-from funcpipe.core.streams import write_out
+from funcpipe.core.process import write_out
 
 FACTORY = "MODULE:FACTORY"
 

@@ -12,9 +12,9 @@ from funcpipe.cli.files import write_file
 from funcpipe.cli.history_verbs import observed_here, with_observed
 from funcpipe.cli.numbers import positive
 from funcpipe.core import ModelProfile, OptimizerKind, ProvisionTable, TrainingSpec, read, to_text, write
-from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.loss_model import InverseLoss, LossModel, WeightedLoss
 from funcpipe.core.market import Market
+from funcpipe.core.provision import JobSpec
 from funcpipe.errors import FormatError, InputError
 from funcpipe.platforms.machine_catalog import load_market
 

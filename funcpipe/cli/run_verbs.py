@@ -6,7 +6,7 @@ from functools import partial
 from funcpipe.cli import render
 from funcpipe.cli.model_files import check_holds, check_model_file, free_model_file, write_model
 from funcpipe.core import to_text
-from funcpipe.core.streams import write_out
+from funcpipe.core.process import write_out
 from funcpipe.platforms.catalog import open_platform, open_storage
 
 

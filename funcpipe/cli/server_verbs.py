@@ -11,7 +11,7 @@ from funcpipe.cli.provision_files import chosen_way
 from funcpipe.cli.train_cost import ask
 from funcpipe.cli.train_values import optimizer_of, run_limits
 from funcpipe.core import OptimizerKind
-from funcpipe.core.job_estimate import time_text, usd_text
+from funcpipe.core.texts import time_text, usd_text
 from funcpipe.errors import InputError
 from funcpipe.platforms.machine_catalog import load_market
 

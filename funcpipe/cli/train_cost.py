@@ -10,8 +10,8 @@ from funcpipe.cli import render
 from funcpipe.cli.factories import load_data
 from funcpipe.cli.history_verbs import observed_here, with_observed
 from funcpipe.core import JobEstimate, Plan, Validation, to_text
-from funcpipe.core.observation import local_place
-from funcpipe.core.streams import say
+from funcpipe.core.history import local_place
+from funcpipe.core.process import say
 from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import LOCAL, is_ray, load_spec, with_region
 

@@ -15,7 +15,7 @@ from funcpipe.cli.keyboard import Left, leaving_with
 from funcpipe.cli.render.terminal import Terminal
 from funcpipe.cli.render.watch import Lines, screen
 from funcpipe.core.json_form import to_plain
-from funcpipe.core.streams import write_out
+from funcpipe.core.process import write_out
 from funcpipe.core.texts import printable
 from funcpipe.platforms.catalog import open_platform, open_storage
 

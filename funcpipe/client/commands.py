@@ -2,7 +2,7 @@
 
 import shlex
 
-from funcpipe.core.lifetime import KEEP_DAYS
+from funcpipe.core.settings import KEEP_DAYS
 from funcpipe.errors import RunInterrupted
 from funcpipe.platforms.catalog import LOCAL
 

@@ -11,7 +11,7 @@ from funcpipe.client.job import Job
 from funcpipe.client.prepare import PreparedRun
 from funcpipe.client.results import RunResult
 from funcpipe.core import Plan
-from funcpipe.core.comparison import ComparedWay, Comparison, WayRun
+from funcpipe.core.history import ComparedWay, Comparison, WayRun
 from funcpipe.core.provision import Provision, ProvisionTable
 from funcpipe.history.journal import Entry, append, filing, history_file, read_all
 

@@ -1,7 +1,7 @@
 """Checks that refuse a job before it starts if its estimate exceeds a limit of cost or time."""
 
 from funcpipe.core import JobEstimate, RunLimits
-from funcpipe.core.job_estimate import time_text
+from funcpipe.core.texts import time_text
 from funcpipe.errors import PlanError
 
 

@@ -2,7 +2,7 @@
 
 from funcpipe.client.verdict import awaited_worker, clock_time, last_awaited, only_wait
 from funcpipe.core import Busy, Outcome, WorkerReport
-from funcpipe.core.lifetime import WHY_GONE
+from funcpipe.core.settings import WHY_GONE
 from funcpipe.errors import DeadlineExceeded, NotFinite, WorkerFailed
 from funcpipe.platforms.base import Cause, Handle, State, Status, Storage
 from funcpipe.runstate.checkpoint_index import read_index

@@ -21,7 +21,7 @@ from funcpipe.core import (
     PlatformSpec,
     prices_of,
 )
-from funcpipe.core.lifetime import leaves_at_s, overlap_s
+from funcpipe.core.settings import leaves_at_s, overlap_s
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost.evaluate import hand_over_time_s, size_of
 from funcpipe.platforms.catalog import load_spec, planned_spec

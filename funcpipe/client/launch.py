@@ -17,7 +17,7 @@ from funcpipe.client.supervisor import Supervisor
 from funcpipe.client.takeover import end_generation, end_leftovers
 from funcpipe.client.upload import upload
 from funcpipe.core import RunRecord
-from funcpipe.core.lifetime import WHY_GONE
+from funcpipe.core.settings import WHY_GONE
 from funcpipe.core.stores import DEFAULT, urls_by_kind
 from funcpipe.errors import (
     KeyMissing,

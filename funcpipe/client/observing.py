@@ -8,8 +8,8 @@ from funcpipe.client.comparing import file_way_run
 from funcpipe.client.prepare import PreparedRun
 from funcpipe.client.results import RunResult
 from funcpipe.core import Estimate, Observation, Plan, PlatformSpec, Quantity, Resource, Trace
-from funcpipe.core.names import worker_name
-from funcpipe.core.observation import LOCAL, local_place
+from funcpipe.core.history import LOCAL, local_place
+from funcpipe.core.texts import worker_name
 from funcpipe.history.journal import append, filing, history_file
 from funcpipe.history.learned import sizes_of
 from funcpipe.report.compare import full_steps, typical_iteration_s

@@ -3,7 +3,7 @@
 import logging
 
 from funcpipe.core import Plan, PlatformSpec
-from funcpipe.core.regions import in_region
+from funcpipe.core.platform import in_region
 from funcpipe.platforms.catalog import planned_spec, url_region
 from funcpipe.platforms.regions import priced_in
 

@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 from funcpipe.client.job_estimate import estimate_job
 from funcpipe.client.job_shape import JobShape
 from funcpipe.core import FaultTolerance, JobEstimate, ModelProfile, Plan, PlatformSpec, TrainingSpec
-from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.loss_model import LossModel
 from funcpipe.core.market import Market
-from funcpipe.core.provision import ProvisionTable
+from funcpipe.core.provision import JobSpec, ProvisionTable
 from funcpipe.core.settings import DEFAULT_FAULTS
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.machine_catalog import load_market

@@ -2,9 +2,10 @@
 
 from typing import TYPE_CHECKING
 
-from funcpipe.core.job_estimate import counted, earlier_text, number_text, usd_text
+from funcpipe.core.bill import earlier_text
 from funcpipe.core.stores import DEFAULT
 from funcpipe.core.summary import Summary, curve
+from funcpipe.core.texts import counted, number_text, usd_text
 
 if TYPE_CHECKING:
     from funcpipe.client.results import RunResult

@@ -15,11 +15,11 @@ from funcpipe.client.server_job import stored_job
 from funcpipe.client.server_run import ServerResult, ServerRun, trained
 from funcpipe.client.session import Session, open_session
 from funcpipe.core import FunctionSize, Plan, PlatformSpec, RunLimits, RunSettings, ServerFunctionSpec, checks
-from funcpipe.core.job_estimate import time_text, usd_text
 from funcpipe.core.logs import wanted_in_functions
 from funcpipe.core.market import HOUR_S, Market
 from funcpipe.core.provision import CostItem, Provision
 from funcpipe.core.stores import DEFAULT, urls_by_kind
+from funcpipe.core.texts import time_text, usd_text
 from funcpipe.errors import PlanError, RunHalted
 from funcpipe.parameter_server.function_group import FunctionSite, FunctionWorkerGroup
 from funcpipe.parameter_server.function_messages import ServerKeys

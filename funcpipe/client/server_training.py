@@ -14,10 +14,10 @@ from funcpipe.client.server_functions import ServerFunctions
 from funcpipe.client.server_job import check_servable, one_stage, stored_job
 from funcpipe.client.server_run import ServerResult, ServerRun, trained
 from funcpipe.core import PlatformSpec, RunLimits, RunSettings
-from funcpipe.core.extras import install
+from funcpipe.core.distribution import install
 from funcpipe.core.market import HOUR_S, Market
+from funcpipe.core.process import temporary_folder
 from funcpipe.core.provision import SERVER_ROLE, CostItem, Provision, Rented
-from funcpipe.core.user_folders import temporary_folder
 from funcpipe.errors import InputError, InvalidValue, PlanError
 from funcpipe.parameter_server.values import ServerWorker
 from funcpipe.platforms.catalog import LOCAL, open_storage

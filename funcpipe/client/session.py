@@ -8,8 +8,7 @@ from pathlib import Path
 
 from funcpipe.client.site import Site, expect_local, open_local, open_ray
 from funcpipe.core import PlatformSpec, RunSettings
-from funcpipe.core.signals import ending_interrupts
-from funcpipe.core.user_folders import temporary_folder
+from funcpipe.core.process import ending_interrupts, temporary_folder
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import OpenPlatform, Platform, Storage
 from funcpipe.platforms.catalog import (

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from funcpipe.core import PlatformSpec
-from funcpipe.core.signals import ending_interrupts
-from funcpipe.core.user_folders import temporary_folder
+from funcpipe.core.process import ending_interrupts, temporary_folder
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.platforms.catalog import (

@@ -1,34 +1,64 @@
 """The values that flow from profile to report: frozen, checked where they are made, written to JSON and read back."""
 
-from funcpipe.core.bill import Bill, StoreBill, store_bills
+from funcpipe.core.bill import Bill, RunAccount, StoreBill, store_bills
 from funcpipe.core.choices import (
     SYNC_WIRES,
+    Coupled,
     Interval,
+    Numerics,
+    OnNan,
     OptimizerKind,
+    Precision,
     Recompute,
+    Reduction,
     ScheduleKind,
+    Streams,
     Sync,
+    SyncWay,
     Wire,
+    usual_streams,
 )
-from funcpipe.core.comparison import ComparedWay, Comparison, WayRun
-from funcpipe.core.estimate import Estimate, Optimality, SolverReport, StageEstimate, StoreEstimate
-from funcpipe.core.job_estimate import JobEstimate, JobItem
-from funcpipe.core.job_spec import JobSpec
+from funcpipe.core.estimate import (
+    Estimate,
+    JobEstimate,
+    JobItem,
+    Optimality,
+    SolverReport,
+    StageEstimate,
+    StoreEstimate,
+)
+from funcpipe.core.history import ComparedWay, Comparison, Observation, Quantity, WayRun
 from funcpipe.core.json_form import from_text, read, to_text, write
 from funcpipe.core.loss_model import InverseLoss, LossModel, WeightedLoss
 from funcpipe.core.market import Gpu, Machine, Market
-from funcpipe.core.names import WorkerId, stage_of, worker_name
-from funcpipe.core.numerics import Coupled, Numerics, OnNan, Precision, Reduction
-from funcpipe.core.observation import Observation, Quantity
-from funcpipe.core.plan import Plan, Stage, TrainingSpec
-from funcpipe.core.plan_request import NO_PINS, Pins, PlanRequest
+from funcpipe.core.plan import NO_PINS, Pins, Plan, PlanRequest, Stage, TrainingSpec
 from funcpipe.core.platform import LIST_KEYS, MB, FunctionSize, PlatformSpec
-from funcpipe.core.probe import LayerReport, MachineReport, ProbeSpec
-from funcpipe.core.profile import DataProfile, LayerProfile, ModelProfile, ProfiledBucket, TensorProfile, TiedParameter
-from funcpipe.core.provision import CostItem, CurvePoint, Provision, ProvisionTable, Refusal, Rented
-from funcpipe.core.requests import CountsByKind, RequestCounts
+from funcpipe.core.profile import (
+    DataProfile,
+    LayerProfile,
+    LayerReport,
+    MachineReport,
+    ModelProfile,
+    ProbeSpec,
+    ProfiledBucket,
+    RequestTimes,
+    StorageReport,
+    TensorProfile,
+    TiedParameter,
+)
+from funcpipe.core.provision import CostItem, CurvePoint, JobSpec, Provision, ProvisionTable, Refusal, Rented
 from funcpipe.core.routes import ActivationRoute, GradientRoute, Routes, TieRoute, find_routes, stages_of_layers
-from funcpipe.core.run import FinishedRun, Invocation, StepReport, StepSummary, WorkerReport, WorkerSpec
+from funcpipe.core.run import (
+    MARKS,
+    FinishedRun,
+    Invocation,
+    ServerFunctionSpec,
+    StepReport,
+    StepSummary,
+    WatchSpec,
+    WorkerReport,
+    WorkerSpec,
+)
 from funcpipe.core.runstate import (
     Busy,
     FunctionDocument,
@@ -42,16 +72,13 @@ from funcpipe.core.runstate import (
     OwnerDocument,
     ReplicaMark,
     Restart,
-    RunAccount,
     RunRecord,
+    ShardOrder,
     StoredFile,
 )
-from funcpipe.core.server_function import ServerFunctionSpec
 from funcpipe.core.settings import FaultTolerance, OnDrift, OnOutOfMemory, RunLimits, RunSettings
-from funcpipe.core.shard_order import ShardOrder
-from funcpipe.core.storage_report import RequestTimes, StorageReport
-from funcpipe.core.stores import DEFAULT_STORES, Stores, StoreSpec
-from funcpipe.core.sync_way import Streams, SyncWay, usual_streams
+from funcpipe.core.stores import DEFAULT_STORES, CountsByKind, RequestCounts, Stores, StoreSpec
+from funcpipe.core.texts import WorkerId, stage_of, worker_name
 from funcpipe.core.trace import (
     Event,
     Events,
@@ -59,14 +86,13 @@ from funcpipe.core.trace import (
     Resource,
     Source,
     Trace,
+    Use,
     prices_of,
     read_trace,
     write_side_by_side,
     write_trace,
 )
-from funcpipe.core.use import Use
 from funcpipe.core.validation import Monitor, MonitorMode, Validation, ValidationReport
-from funcpipe.core.watch import MARKS, WatchSpec
 
 __all__ = [
     "DEFAULT_STORES",

@@ -1,11 +1,13 @@
-"""The bill of a run: its functions, and its use of each store by kind of object."""
+"""The cost of a run: what it has cost so far, and its bill, of functions and of each store by kind of object."""
 
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
 
+from funcpipe.core import checks
 from funcpipe.core.platform import MB, PlatformSpec
-from funcpipe.core.requests import CountsByKind, RequestCounts
-from funcpipe.core.stores import Stores
+from funcpipe.core.stores import DEFAULT, CountsByKind, RequestCounts, Stores, StoreSpec
+from funcpipe.core.texts import usd_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,3 +117,53 @@ class Bill:
             traffic_usd=prices.traffic_usd(asked.received_bytes),
             stores=items,
         )
+
+
+def earlier_text(bill: Bill) -> str:
+    """Return the part of a bill that is from before its run was resumed, in words."""
+    return f", ${usd_text(bill.earlier_usd)} of it before it was resumed" if bill.earlier_usd else ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunAccount:
+    """The cost and time of a run when a function was invoked, and the prices of functions and requests.
+
+    It had cost `spent_usd`, and `requests_usd` for the requests of this generation. All functions of the run together
+    cost `run_usd_s` a second, this one costs `usd_s`; a put or a listing costs `put_usd`, a get `get_usd`, or
+    `empty_get_usd` if there is no such object; to invoke a function costs `invocation_usd`. `stores` are the stores, by
+    kind, of what is not in the default one, and `hours_usd_s` is what they cost a second, while they are there. To
+    download what the run leaves costs the client `collect_usd`.
+    """
+
+    spent_usd: float = 0.0
+    elapsed_s: float = 0.0
+    run_usd_s: float = 0.0
+    usd_s: float = 0.0
+    requests_usd: float = 0.0
+    put_usd: float = 0.0
+    get_usd: float = 0.0
+    empty_get_usd: float = 0.0
+    invocation_usd: float = 0.0
+    hours_usd_s: float = 0.0
+    collect_usd: float = 0.0
+    stores: Mapping[str, StoreSpec] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            if item.name != "stores":
+                checks.at_least(item.name, getattr(self, item.name), 0)
+
+    def store(self, kind: str) -> StoreSpec:
+        """Return the prices of the store that objects of `kind` are in."""
+        return self.stores.get(kind) or StoreSpec(
+            name=DEFAULT,
+            what="the default store",
+            latency_s=0.0,
+            price_put_usd=self.put_usd,
+            price_get_usd=self.get_usd,
+            price_empty_get_usd=self.empty_get_usd,
+        )
+
+    def counted_usd(self, counts: CountsByKind) -> float:
+        """Return dollars for the requests and the bytes in `counts`."""
+        return counts.usd(self.store)

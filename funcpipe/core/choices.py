@@ -1,6 +1,9 @@
-"""The choices of a plan or a user: number formats, optimisers, recomputation, schedules, synchronisation."""
+"""The choices of a plan or a user: number formats, optimisers, recomputation, schedules, ways of synchronising."""
 
+from dataclasses import dataclass
 from enum import Enum
+
+from funcpipe.core import checks
 
 
 class Wire(Enum):
@@ -104,3 +107,121 @@ class Sync(Enum):
         sends, and of what it sums.
         """
         return 1 + (1 / replicas if self.shares_sums else 1.0)
+
+
+class Precision(Enum):
+    """The number format of the forward and the loss: `bf16` and `fp16` as under `torch.autocast`, parameters in fp32.
+
+    With `fp16` the loss is scaled, as by torch.amp.GradScaler.
+    """
+
+    FP32 = "fp32"
+    BF16 = "bf16"
+    FP16 = "fp16"
+
+    @property
+    def rounding(self) -> float:
+        """The relative size of a number's last digit, where that is more than fp32's; else 0."""
+        return {Precision.FP32: 0.0, Precision.BF16: 2.0**-7, Precision.FP16: 2.0**-10}[self]
+
+    @property
+    def scales_loss(self) -> bool:
+        """True if gradients would be lost unless the loss is scaled."""
+        return self is Precision.FP16
+
+
+class Numerics(Enum):
+    """The planner's freedom in choosing wire formats.
+
+    With `EXACT` they travel as asked, by default in 32 bits; with `BF16`, what was not asked to travel in 16 bits may
+    travel in bf16. With `INT8`, messages and sums may besides travel in 8 bits.
+    """
+
+    EXACT = "exact"
+    BF16 = "bf16"
+    INT8 = "int8"
+
+
+class OnNan(Enum):
+    """The reaction to a loss or gradient of a step that is NaN or infinite.
+
+    `STOP` ends the run and keeps what is saved; `SKIP` leaves the step out, in all stages; `IGNORE` goes on with
+    such numbers, as plain PyTorch does.
+    """
+
+    STOP = "stop"
+    SKIP = "skip"
+    IGNORE = "ignore"
+
+
+class Reduction(Enum):
+    """The result of a loss function: a mean over samples, a sum and its weight, or a mean over targets.
+
+    With `TOKENS` it is torch's mean over targets that are not ignored, or weighted by their classes.
+    """
+
+    MEAN = "mean"
+    WEIGHTED = "weighted"
+    TOKENS = "tokens"
+
+
+class Coupled(Enum):
+    """The reaction to a batch whose loss is not the mean of its micro-batches' losses.
+
+    `REFUSE` starts nothing; `ACCUMULATE` trains on the mean of their losses, as gradient accumulation does; `CACHE`
+    keeps outputs until all forwards are done, and computes the loss once, for the whole batch (gradient caching).
+    """
+
+    REFUSE = "refuse"
+    ACCUMULATE = "accumulate"
+    CACHE = "cache"
+
+
+@dataclass(frozen=True, slots=True)
+class Streams:
+    """The division of a streamed synchronisation: into `rounds`, each with raw objects for `groups` of readers.
+
+    Each replica sends the sums of all rounds in `merged` objects. An exchange only has rounds.
+    """
+
+    rounds: int
+    groups: int
+    merged: int
+
+    def __post_init__(self) -> None:
+        for field in ("rounds", "groups", "merged"):
+            checks.at_least(field, getattr(self, field), 1)
+
+
+def usual_streams(sync: Sync, replicas: int, streams: Streams | None = None) -> Streams:
+    """Return how `sync` divides the gradient among `replicas`: by `streams` where it applies, otherwise as usual."""
+    one_each = max(replicas - 1, 1)
+    match sync:
+        case Sync.THREE_PHASE | Sync.PIPELINED:
+            return Streams(rounds=1, groups=one_each, merged=1)
+        case Sync.ALL_REDUCE:
+            return Streams(rounds=1, groups=1, merged=1)
+        case Sync.EXCHANGE:
+            return Streams(rounds=8 if streams is None else streams.rounds, groups=1, merged=1)
+        case Sync.STREAMED:
+            chosen = Streams(rounds=2, groups=7, merged=2) if streams is None else streams
+            return Streams(chosen.rounds, min(chosen.groups, one_each), min(chosen.merged, chosen.rounds))
+
+
+@dataclass(frozen=True, slots=True)
+class SyncWay:
+    """A way of synchronising; `streams` as in `usual_streams`.
+
+    >>> str(SyncWay(Sync.STREAMED, Streams(rounds=12, groups=1, merged=4)))
+    'streamed 12/1/4'
+    """
+
+    sync: Sync
+    streams: Streams | None = None
+
+    def __str__(self) -> str:
+        """Return the way and its counts: rounds, groups and merged objects, or only the rounds of an exchange."""
+        if self.streams is None:
+            return self.sync.value
+        counts = (self.streams.rounds, self.streams.groups, self.streams.merged)
+        return f"{self.sync.value} {counts[0] if self.sync is Sync.EXCHANGE else '/'.join(map(str, counts))}"

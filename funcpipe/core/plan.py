@@ -1,19 +1,73 @@
-"""The training that is wanted (TrainingSpec), and the plan for it (Plan)."""
+"""The training that is wanted (TrainingSpec), the request for a plan (PlanRequest), and the plan for it (Plan)."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, ClassVar
 
 from funcpipe.core import checks
-from funcpipe.core.choices import SYNC_WIRES, OptimizerKind, Recompute, ScheduleKind, Sync, Wire
+from funcpipe.core.choices import (
+    SYNC_WIRES,
+    Numerics,
+    OptimizerKind,
+    Precision,
+    Recompute,
+    ScheduleKind,
+    Streams,
+    Sync,
+    SyncWay,
+    Wire,
+)
 from funcpipe.core.estimate import Estimate, Optimality, SolverReport
-from funcpipe.core.numerics import Numerics, Precision
-from funcpipe.core.plan_request import PlanRequest
+from funcpipe.core.platform import PlatformSpec
+from funcpipe.core.profile import ModelProfile
 from funcpipe.core.stores import DEFAULT_STORES, Stores
 from funcpipe.core.summaries import plan_summary
 from funcpipe.core.summary import HasSummary
-from funcpipe.core.sync_way import Streams, SyncWay
 from funcpipe.errors import InvalidValue
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pins:
+    """Decisions that a plan must follow; layers are named as in the model's graph.
+
+    A stage begins with each layer of `cuts`; the layers of one group of `together`, and all between them, share a
+    stage. `sizes` fixes by layer the function size of the stage that holds it. Every function has `memory_mb`, if that
+    is given, and no more than `max_memory_mb`; at most `max_functions` run at once; `replicas` are the degrees of data
+    parallelism to choose from. Where the training names degrees too, a degree must be among both.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.pins/1"
+
+    cuts: tuple[str, ...] = ()
+    together: tuple[tuple[str, ...], ...] = ()
+    sizes: Mapping[str, str] = field(default_factory=dict, hash=False)
+    memory_mb: int | None = None
+    max_memory_mb: int | None = None
+    max_functions: int | None = None
+    replicas: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("memory_mb", "max_memory_mb", "max_functions"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidValue(name, value, "must be at least 1")
+        for i, degree in enumerate(self.replicas or ()):
+            if degree < 1:
+                raise InvalidValue(f"replicas[{i}]", degree, "must be at least 1")
+
+
+NO_PINS = Pins()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanRequest:
+    """The request that a plan answers: with it, the plan can be found and judged again."""
+
+    profile: ModelProfile
+    spec: PlatformSpec
+    pins: Pins = NO_PINS
+
 
 _CHOICES: dict[str, type[Enum]] = {
     "optimizer": OptimizerKind,
@@ -66,15 +120,15 @@ class TrainingSpec:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stores", Stores.of(self.stores))
-        for field, kind in _CHOICES.items():
-            checks.choose(self, field, kind, optional=field in ("wire_back", "schedule", "sync"))
+        for name, kind in _CHOICES.items():
+            checks.choose(self, name, kind, optional=name in ("wire_back", "schedule", "sync"))
         checks.whole("global_batch", self.global_batch, 1)
         checks.at_least("time_value", self.time_value, 0)
         for i, degree in enumerate(self.replicas or ()):
             checks.whole(f"replicas[{i}]", degree, 1)
-        for field in ("deadline_s", "budget_usd"):
-            if getattr(self, field) is not None:
-                checks.positive(field, getattr(self, field))
+        for name in ("deadline_s", "budget_usd"):
+            if getattr(self, name) is not None:
+                checks.positive(name, getattr(self, name))
         if self.deadline_s is not None and self.budget_usd is not None:
             raise InvalidValue("budget_usd", self.budget_usd, "cannot be given together with deadline_s")
         _check_sums(self.wire_sync)
@@ -161,8 +215,8 @@ class Plan(HasSummary):
     prices_note: str = ""
 
     def __post_init__(self) -> None:
-        for field in _CHOICES.keys() - {"recompute", "numerics"}:
-            checks.choose(self, field, _CHOICES[field], optional=field == "wire_back")
+        for name in _CHOICES.keys() - {"recompute", "numerics"}:
+            checks.choose(self, name, _CHOICES[name], optional=name == "wire_back")
         checks.whole("global_batch", self.global_batch, 1)
         checks.whole("micro_batch", self.micro_batch, 1)
         checks.whole("replicas", self.replicas, 1)

@@ -1,10 +1,11 @@
-"""The measurements of a model that planning starts from."""
+"""Measurements: of a model, which planning starts from, of a platform in its functions, and of a storage."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from funcpipe.core import checks
-from funcpipe.core.numerics import Precision
+from funcpipe.core.choices import Precision
 from funcpipe.core.summaries import profile_summary
 from funcpipe.core.summary import HasSummary
 from funcpipe.errors import InvalidValue
@@ -35,13 +36,13 @@ class LayerProfile:
     backward_spread: float = 0.0
 
     def __post_init__(self) -> None:
-        for field in ("parameter_bytes", "activation_bytes", "constant_bytes", "input_bytes", "workspace_bytes"):
-            checks.at_least(field, getattr(self, field), 0)
-        for field in ("forward_spread", "backward_spread"):
-            checks.at_least(field, getattr(self, field), 0)
-        for field in ("forward_s", "backward_s"):
-            for i, seconds in enumerate(getattr(self, field)):
-                checks.at_least(f"{field}[{i}]", seconds, 0)
+        for name in ("parameter_bytes", "activation_bytes", "constant_bytes", "input_bytes", "workspace_bytes"):
+            checks.at_least(name, getattr(self, name), 0)
+        for name in ("forward_spread", "backward_spread"):
+            checks.at_least(name, getattr(self, name), 0)
+        for name in ("forward_s", "backward_s"):
+            for i, seconds in enumerate(getattr(self, name)):
+                checks.at_least(f"{name}[{i}]", seconds, 0)
 
     @property
     def graph_layers(self) -> tuple[str, ...]:
@@ -119,8 +120,8 @@ class DataProfile:
     resident_bytes: int
 
     def __post_init__(self) -> None:
-        for field in ("load_s", "batch_bytes", "target_bytes", "resident_bytes"):
-            checks.at_least(field, getattr(self, field), 0)
+        for name in ("load_s", "batch_bytes", "target_bytes", "resident_bytes"):
+            checks.at_least(name, getattr(self, name), 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -164,15 +165,15 @@ class ModelProfile(HasSummary):
         checks.distinct("layers", [layer.name for layer in self.layers])
         checks.distinct("layers", [name for layer in self.layers for name in layer.graph_layers])
         for i, layer in enumerate(self.layers):
-            for field in ("forward_s", "backward_s"):
-                if len(getattr(layer, field)) != len(self.sizes):
+            for name in ("forward_s", "backward_s"):
+                if len(getattr(layer, name)) != len(self.sizes):
                     rule = f"must hold one value for each of the {len(self.sizes)} sizes"
-                    raise InvalidValue(f"layers[{i}].{field}", getattr(layer, field), rule)
+                    raise InvalidValue(f"layers[{i}].{name}", getattr(layer, name), rule)
         for i, tensor in enumerate(self.tensors):
-            for field in ("consumers", "saved_by"):
-                if max(getattr(tensor, field), default=0) >= len(self.layers):
+            for name in ("consumers", "saved_by"):
+                if max(getattr(tensor, name), default=0) >= len(self.layers):
                     rule = f"must name one of the {len(self.layers)} layers"
-                    raise InvalidValue(f"tensors[{i}].{field}", getattr(tensor, field)[-1], rule)
+                    raise InvalidValue(f"tensors[{i}].{name}", getattr(tensor, name)[-1], rule)
         for i, tie in enumerate(self.ties):
             if not 0 <= tie.layers[0] <= tie.layers[-1] < len(self.layers):
                 rule = f"must name some of the {len(self.layers)} layers"
@@ -220,3 +221,96 @@ class ModelProfile(HasSummary):
         return self.parameter_bytes(first, stop) - borrowed
 
     summary = profile_summary
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProbeSpec:
+    """The payload of a function that measures the `layers` with these numbers, or the platform if there are none.
+
+    The function starts no measurement after `time_s`. `code` gives the SHA-256 of the bundle of each layer.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.probe/1"
+
+    run: str
+    number: int
+    size: str
+    memory_mb: int
+    storage: str
+    platform: str
+    time_s: float
+    repeats: int = 1
+    layers: tuple[int, ...] = ()
+    code: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        checks.filled("run", self.run)
+        checks.at_least("number", self.number, 0)
+        checks.at_least("memory_mb", self.memory_mb, 1)
+        checks.at_least("repeats", self.repeats, 1)
+        checks.positive("time_s", self.time_s)
+
+    @property
+    def worker(self) -> str:
+        """The function's short name."""
+        return f"probe{self.number}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MachineReport:
+    """The measurements of a function of one size: its link to the storage, its memory, its processors.
+
+    `one_thread_s` and `all_threads_s` are the seconds per matrix product with one thread, and with as many threads as
+    the function sees processors.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.machine/1"
+
+    started_at_s: float
+    latency_s: float
+    upload_bytes_s: float
+    download_bytes_s: float
+    base_memory_bytes: int
+    one_thread_s: float
+    all_threads_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerReport:
+    """Seconds of each timed forward and backward of a layer, and the bytes that it needs only while it runs."""
+
+    FORMAT: ClassVar[str] = "funcpipe.layer/1"
+
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    workspace_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestTimes:
+    """Seconds of the requests of one kind with a body of one byte: their median and 95th percentile."""
+
+    median_s: float
+    p95_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorageReport:
+    """The measurements of one process at the storage URL `storage`: `requests` of each kind, and bandwidths.
+
+    Bandwidths are those of one stream, and of `streams` at once together, from bodies of up to `body_bytes` each.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.storage/1"
+
+    storage: str
+    requests: int
+    put: RequestTimes
+    get: RequestTimes
+    empty_get: RequestTimes
+    streams: int
+    body_bytes: int
+    upload_bytes_s: float
+    download_bytes_s: float
+    upload_together_bytes_s: float
+    download_together_bytes_s: float

@@ -1,4 +1,4 @@
-"""The payload of a function when it is invoked, and its report when it ends."""
+"""The payloads of functions when they are invoked, and the reports of workers after steps and when they end."""
 
 import dataclasses
 from collections.abc import Iterable, Mapping
@@ -6,12 +6,12 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol
 
 from funcpipe.core import checks
-from funcpipe.core.bill import Bill
-from funcpipe.core.names import worker_name
+from funcpipe.core.bill import Bill, RunAccount
 from funcpipe.core.plan import Plan
-from funcpipe.core.requests import CountsByKind, RequestCounts
-from funcpipe.core.runstate import Outcome, RunAccount
+from funcpipe.core.runstate import Outcome
 from funcpipe.core.settings import FaultTolerance, RunLimits
+from funcpipe.core.stores import CountsByKind, RequestCounts
+from funcpipe.core.texts import worker_name
 from funcpipe.core.validation import ValidationReport
 from funcpipe.errors import InvalidValue
 
@@ -250,3 +250,65 @@ class FinishedRun:
     elapsed_s: float
     kept_bytes: int
     skipped_steps: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerFunctionSpec:
+    """The payload of a function that is, as its `attempt`, the `worker` of a parameter server.
+
+    `storage` is the URL of the run's objects, among them the whole model's code, which is loaded only if its SHA-256 is
+    `bundle_sha256`. The function leaves before it is `lifetime_s` old, and fails when no work has come for twice
+    `message_deadline_s`, which is how long its client waits for an answer. `generation` and `nonce` are parts of the
+    run's keys, `run_key` is the text of its RunKey. `log_level` is what `core.logs.read_levels` reads.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.server-function/1"
+
+    run: str
+    worker: str
+    attempt: int
+    size: str
+    memory_mb: int
+    storage: str
+    bundle_sha256: str
+    seed: int
+    message_deadline_s: float
+    generation: int = 0
+    nonce: str = ""
+    lifetime_s: float | None = None
+    log_level: str = "INFO"
+    run_key: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        checks.filled("run", self.run)
+        checks.filled("worker", self.worker)
+        checks.at_least("attempt", self.attempt, 0)
+        checks.at_least("memory_mb", self.memory_mb, 1)
+        checks.positive("message_deadline_s", self.message_deadline_s)
+        if self.lifetime_s is not None:
+            checks.positive("lifetime_s", self.lifetime_s)
+
+
+MARKS = "_watch/"
+"""The prefix of the keys of all marks of detached runs, see `runstate.detached`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WatchSpec:
+    """The payload of a watchdog, a function that restarts the silent workers of detached runs.
+
+    It watches the detached runs in the storage at the URL `storage`, or `run` alone, whose RunKey has the text
+    `run_key`; without one, the platform at the URL `platform` unwraps what marks hold. It ends when no worker seems
+    silent, or with `until_ended` when there is no such run any more.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.watch/1"
+
+    storage: str
+    platform: str = ""
+    run: str | None = None
+    run_key: str = field(default="", repr=False)
+    until_ended: bool = False
+
+    def __post_init__(self) -> None:
+        checks.filled("storage", self.storage)

@@ -1,17 +1,35 @@
 """The documents that a run keeps in storage: leases, checkpoints, heartbeats, halts, records."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
 from funcpipe.core import checks
-from funcpipe.core.numerics import Precision
+from funcpipe.core.choices import Precision
 from funcpipe.core.plan import Plan
-from funcpipe.core.requests import CountsByKind, RequestCounts
-from funcpipe.core.shard_order import ShardOrder
-from funcpipe.core.stores import DEFAULT, StoreSpec
+from funcpipe.core.stores import CountsByKind, RequestCounts
 from funcpipe.core.validation import ValidationReport
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardOrder:
+    """An epoch's shards are dealt out to `lanes`; a lane shuffles its samples in windows of `window` shards.
+
+    Sample p of a global batch comes from lane (p // `micro_batch`) mod `lanes`. A run begins with as many lanes as its
+    plan has replicas, and with its plan's micro-batches, so that each replica reads a lane of its own. `digest` is of
+    the shards' sizes: data that has changed is found out.
+    """
+
+    lanes: int
+    micro_batch: int
+    window: int
+    digest: str
+
+    def __post_init__(self) -> None:
+        checks.at_least("lanes", self.lanes, 1)
+        checks.at_least("micro_batch", self.micro_batch, 1)
+        checks.at_least("window", self.window, 1)
 
 
 class Outcome(Enum):
@@ -22,51 +40,6 @@ class Outcome(Enum):
     HALTED = "halted"
     SUPERSEDED = "superseded"
     FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RunAccount:
-    """The cost and time of a run when a function was invoked, and the prices of functions and requests.
-
-    It had cost `spent_usd`, and `requests_usd` for the requests of this generation. All functions of the run together
-    cost `run_usd_s` a second, this one costs `usd_s`; a put or a listing costs `put_usd`, a get `get_usd`, or
-    `empty_get_usd` if there is no such object; to invoke a function costs `invocation_usd`. `stores` are the stores, by
-    kind, of what is not in the default one, and `hours_usd_s` is what they cost a second, while they are there. To
-    download what the run leaves costs the client `collect_usd`.
-    """
-
-    spent_usd: float = 0.0
-    elapsed_s: float = 0.0
-    run_usd_s: float = 0.0
-    usd_s: float = 0.0
-    requests_usd: float = 0.0
-    put_usd: float = 0.0
-    get_usd: float = 0.0
-    empty_get_usd: float = 0.0
-    invocation_usd: float = 0.0
-    hours_usd_s: float = 0.0
-    collect_usd: float = 0.0
-    stores: Mapping[str, StoreSpec] = field(default_factory=dict, hash=False)
-
-    def __post_init__(self) -> None:
-        for item in fields(self):
-            if item.name != "stores":
-                checks.at_least(item.name, getattr(self, item.name), 0)
-
-    def store(self, kind: str) -> StoreSpec:
-        """Return the prices of the store that objects of `kind` are in."""
-        return self.stores.get(kind) or StoreSpec(
-            name=DEFAULT,
-            what="the default store",
-            latency_s=0.0,
-            price_put_usd=self.put_usd,
-            price_get_usd=self.get_usd,
-            price_empty_get_usd=self.empty_get_usd,
-        )
-
-    def counted_usd(self, counts: CountsByKind) -> float:
-        """Return dollars for the requests and the bytes in `counts`."""
-        return counts.usd(self.store)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,9 +4,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from funcpipe.core.job_estimate import counted, number_text, time_text, usd_text
-from funcpipe.core.names import worker_name
 from funcpipe.core.summary import HUES, Summary, escape, figure
+from funcpipe.core.texts import counted, number_text, time_text, usd_text, worker_name
 
 if TYPE_CHECKING:
     from funcpipe.core.plan import Plan

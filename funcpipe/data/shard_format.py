@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from funcpipe.core.extras import install
+from funcpipe.core.distribution import install
 from funcpipe.errors import DataError
 from funcpipe.platforms.base import Storage
 

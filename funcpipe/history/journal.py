@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from funcpipe.core import Comparison, Observation, WayRun, from_text, to_text
-from funcpipe.core.user_folders import data_folder
+from funcpipe.core.process import data_folder
 from funcpipe.errors import FormatError, FuncPipeError
 
 FILE = "FUNCPIPE_HISTORY"

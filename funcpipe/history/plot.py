@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from funcpipe.core.extras import needed_from
+from funcpipe.core.distribution import needed_from
 from funcpipe.errors import InputError
 from funcpipe.history.learned import Errors
 

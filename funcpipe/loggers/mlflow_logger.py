@@ -5,7 +5,7 @@ from typing import Any
 
 from funcpipe.client.callbacks import Callback, RunInfo
 from funcpipe.client.results import Progress, RunResult
-from funcpipe.core.extras import needed_from
+from funcpipe.core.distribution import needed_from
 from funcpipe.loggers.values import step_values
 
 _TAG = "funcpipe.run"

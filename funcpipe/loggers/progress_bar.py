@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from funcpipe.client import results
 from funcpipe.client.callbacks import Callback, RunInfo
-from funcpipe.core.job_estimate import number_text
+from funcpipe.core.texts import number_text
 
 _log = logging.getLogger(__name__)
 

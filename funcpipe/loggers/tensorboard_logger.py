@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from funcpipe.client.callbacks import Callback, RunInfo
 from funcpipe.client.results import Progress, RunResult
-from funcpipe.core.extras import needed_from
+from funcpipe.core.distribution import needed_from
 from funcpipe.loggers.values import step_values
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from funcpipe.core import ServerFunctionSpec
-from funcpipe.core.lifetime import overlap_s
+from funcpipe.core.settings import overlap_s
 from funcpipe.errors import PlatformError, PlatformRefused, WorkerFailed
 from funcpipe.parameter_server.function_connection import FunctionConnection, Inbox
 from funcpipe.parameter_server.function_messages import FunctionMessage

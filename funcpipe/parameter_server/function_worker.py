@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from funcpipe.core import RequestCounts, ServerFunctionSpec, from_text
-from funcpipe.core.lifetime import leaves_at_s
 from funcpipe.core.logs import in_function
 from funcpipe.core.run_key import RunKey
+from funcpipe.core.settings import leaves_at_s
 from funcpipe.core.texts import error_text, shortened
 from funcpipe.errors import CorruptMessage, DeadlineExceeded, StorageError
 from funcpipe.parameter_server.arrivals import Arrivals

@@ -10,7 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Protocol, cast
 
 from funcpipe.core import Plan
-from funcpipe.core.root_links import require_full_name
+from funcpipe.core.distribution import require_full_name
 from funcpipe.errors import InvalidValue
 
 if TYPE_CHECKING:

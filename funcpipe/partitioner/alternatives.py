@@ -24,7 +24,7 @@ from funcpipe.core import (
     PlatformSpec,
     TrainingSpec,
 )
-from funcpipe.core.extras import needed_from
+from funcpipe.core.distribution import needed_from
 from funcpipe.errors import Infeasible, InvalidValue, PlanError
 from funcpipe.partitioner import PLANNED_LAYERS
 from funcpipe.partitioner.cost import BoolArray

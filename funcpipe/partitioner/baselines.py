@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from funcpipe.core import MB, Estimate, Plan, Recompute, ScheduleKind, Sync
-from funcpipe.core.extras import install
+from funcpipe.core.distribution import install
 from funcpipe.errors import Infeasible, InvalidValue, SolverUnavailable
 from funcpipe.partitioner.cost import Array, IntArray
 from funcpipe.partitioner.cost.evaluate import plan_loads

@@ -1,5 +1,5 @@
 """Platforms that run functions, and storages that hold objects."""
 
-from funcpipe.core.root_links import require_full_name
+from funcpipe.core.distribution import require_full_name
 
 require_full_name(__name__)

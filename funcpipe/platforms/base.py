@@ -9,7 +9,7 @@ from enum import Enum
 from typing import Protocol
 
 from funcpipe.core import Invocation, Plan, PlatformSpec
-from funcpipe.core.log_lines import RawLine
+from funcpipe.core.logs import RawLine
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.memory import PeakMemory
 from funcpipe.platforms.request_meter import RequestMeter
@@ -186,7 +186,7 @@ class Platform(Protocol):
     def logs(self, run: str) -> Iterable[RawLine]:
         """Return the lines that the functions of `run` logged and printed, and the platform's own notes about them.
 
-        The lines of one function come in order; `core.log_lines.merged` does the rest. Lines of other runs may be among
+        The lines of one function come in order; `core.logs.merged` does the rest. Lines of other runs may be among
         them. A run that the platform does not know, or no longer knows, has none.
         """
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from funcpipe.core import Plan, PlatformSpec, from_text, read
-from funcpipe.core.extras import needed_from
+from funcpipe.core.distribution import needed_from
 from funcpipe.core.stores import DEFAULT, KINDS, urls_by_kind
-from funcpipe.core.urls import url_parts, without_secrets
+from funcpipe.core.texts import url_parts, without_secrets
 from funcpipe.errors import InputError, InvalidValue
 from funcpipe.platforms.base import Deployment, Platform, Storage
 from funcpipe.platforms.local.files import FileStorage

@@ -4,8 +4,7 @@ import functools
 from importlib import resources
 
 from funcpipe.core import from_text
-from funcpipe.core.platform import PlatformSpec
-from funcpipe.core.regions import RegionTable, in_region
+from funcpipe.core.platform import PlatformSpec, RegionTable, in_region
 
 
 @functools.cache

@@ -4,13 +4,12 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.loss_model import LossModel
 from funcpipe.core.market import Market
 from funcpipe.core.plan import TrainingSpec
 from funcpipe.core.platform import PlatformSpec
 from funcpipe.core.profile import ModelProfile
-from funcpipe.core.provision import Provision, ProvisionTable, Refusal
+from funcpipe.core.provision import JobSpec, Provision, ProvisionTable, Refusal
 from funcpipe.errors import Infeasible, InvalidValue
 from funcpipe.provision import baselines, workload
 from funcpipe.provision.cynthia import Mode, cynthia

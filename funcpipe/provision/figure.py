@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from pathlib import Path
 
-from funcpipe.core.extras import needed_from
+from funcpipe.core.distribution import needed_from
 from funcpipe.core.provision import Provision, ProvisionTable
 
 

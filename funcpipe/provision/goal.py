@@ -3,8 +3,8 @@
 import math
 from dataclasses import dataclass
 
-from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.loss_model import InverseLoss, LossModel, WeightedLoss, check_above_floor
+from funcpipe.core.provision import JobSpec
 from funcpipe.errors import Infeasible
 
 MODEL_SPREAD = 0.05

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from funcpipe.core import Observation, Plan, Quantity, to_text
-from funcpipe.core.comparison import ComparedWay, Comparison, WayRun
+from funcpipe.core.history import ComparedWay, Comparison, WayRun
 from funcpipe.core.json_form import to_plain
 from funcpipe.core.provision import CostItem, Provision, ProvisionTable
 from funcpipe.errors import Infeasible

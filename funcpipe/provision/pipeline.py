@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
-from funcpipe.core.job_estimate import JobEstimate
+from funcpipe.core.estimate import JobEstimate
 from funcpipe.core.plan import Plan, TrainingSpec
 from funcpipe.core.platform import PlatformSpec
 from funcpipe.core.profile import ModelProfile

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from funcpipe.core.choices import OptimizerKind
-from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.market import Machine, Market
 from funcpipe.core.platform import MB, FunctionSize, PlatformSpec
 from funcpipe.core.profile import ModelProfile
+from funcpipe.core.provision import JobSpec
 from funcpipe.partitioner.cost.formulas import waste_bytes
 from funcpipe.provision.cynthia import ClusterWorkload, ServerType, WorkerType
 from funcpipe.provision.lambdadnn import FunctionMarket, FunctionWorkload

@@ -7,7 +7,7 @@ from statistics import median
 from typing import ClassVar
 
 from funcpipe.core import Event, Resource, Trace, Use
-from funcpipe.core.use import uses_of
+from funcpipe.core.trace import uses_of
 from funcpipe.errors import PlanError
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from funcpipe.core import Event, Resource, Trace, worker_name
-from funcpipe.core.extras import needed_from
+from funcpipe.core.distribution import needed_from
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from funcpipe.core import MB, Plan, Trace, read, read_trace
-from funcpipe.core.trace import TRACE_FORMAT
-from funcpipe.core.use import IN_STEPS
+from funcpipe.core.trace import IN_STEPS, TRACE_FORMAT
 from funcpipe.errors import InputError
 from funcpipe.report.documents import document_format
 from funcpipe.report.time_use import time_use

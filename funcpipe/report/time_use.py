@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from funcpipe.core import Bill, Event, FinishedRun, Trace, Use, stage_of
-from funcpipe.core.use import uses_of
+from funcpipe.core.trace import uses_of
 
 Seconds = Mapping[Use, float]
 

@@ -9,8 +9,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 
 from funcpipe.core import LeaseDocument, RunRecord, WorkerSpec
-from funcpipe.core.lifetime import KEEP_DAYS, WHY_GONE
 from funcpipe.core.run_key import RunKey
+from funcpipe.core.settings import KEEP_DAYS, WHY_GONE
 from funcpipe.errors import (
     CorruptMessage,
     KeyExists,

@@ -9,8 +9,8 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
+from funcpipe.core.process import state_folder
 from funcpipe.core.run_key import RunKey
-from funcpipe.core.user_folders import state_folder
 from funcpipe.errors import InputError
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.keys import Keys

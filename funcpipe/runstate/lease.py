@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from typing import NoReturn
 
 from funcpipe.core import Halt, LeaseDocument, Outcome, RequestCounts
-from funcpipe.core.lifetime import WHY_GONE
+from funcpipe.core.settings import WHY_GONE
 from funcpipe.errors import CorruptMessage, KeyExists, KeyMissing, Superseded
 from funcpipe.platforms.base import OPEN, Gate, Storage
 from funcpipe.platforms.wrappers import StorageWrapper

@@ -29,7 +29,7 @@ from enum import Enum
 from types import TracebackType
 
 from funcpipe.core import LeaseDocument, OwnerDocument
-from funcpipe.core.lifetime import WHY_GONE
+from funcpipe.core.settings import WHY_GONE
 from funcpipe.errors import (
     CorruptMessage,
     KeyMissing,

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from funcpipe.comm import codec
 from funcpipe.core import FinishedRun, RunRecord, ValidationReport, worker_name
-from funcpipe.core.job_estimate import counted
+from funcpipe.core.texts import counted
 from funcpipe.errors import CorruptMessage, KeyMissing, RunUnknown
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoint_index import CheckpointIndex

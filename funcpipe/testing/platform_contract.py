@@ -7,8 +7,7 @@ storage, and inherits the suite. Functions are those that measure: they need no 
 import time
 
 from funcpipe.core import ProbeSpec
-from funcpipe.core.log_lines import merged
-from funcpipe.core.logs import BEGINS
+from funcpipe.core.logs import BEGINS, merged
 from funcpipe.platforms.base import Cause, Handle, Platform, State, Status, Storage
 
 WITHIN_S = 120.0

@@ -18,7 +18,7 @@ from funcpipe.core import (
     from_text,
     to_text,
 )
-from funcpipe.core.log_lines import RawLine
+from funcpipe.core.logs import RawLine
 from funcpipe.errors import FuncPipeError, PlatformError
 from funcpipe.model.graph.isolation import in_turn
 from funcpipe.parameter_server.function_worker import run_function

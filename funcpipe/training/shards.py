@@ -23,7 +23,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from funcpipe.core.shard_order import ShardOrder
+from funcpipe.core.runstate import ShardOrder
 from funcpipe.errors import DataError
 from funcpipe.model.draws import layer_seed
 

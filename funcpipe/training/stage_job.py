@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from funcpipe.comm import codec
 from funcpipe.comm.collectives import pattern_of
 from funcpipe.core import Routes, Wire, WorkerSpec
-from funcpipe.core.lifetime import WHY_GONE
+from funcpipe.core.settings import WHY_GONE
 from funcpipe.errors import CorruptMessage, KeyMissing, StorageError
 from funcpipe.model.graph import Signature
 from funcpipe.model.split import StageModule, load_stage

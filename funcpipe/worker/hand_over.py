@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from funcpipe.core import HandOver, WorkerReport, WorkerSpec
 from funcpipe.core.backoff import Backoff
-from funcpipe.core.lifetime import leaves_at_s, overlap_s
+from funcpipe.core.settings import leaves_at_s, overlap_s
 from funcpipe.errors import CorruptMessage, KeyMissing, PlatformError, PlatformRefused
 from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.runstate.documents import POLL_S, find_readable_document, get_document, put_document

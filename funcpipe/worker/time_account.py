@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from funcpipe.core import Event, Use
-from funcpipe.core.use import uses_of
+from funcpipe.core.trace import uses_of
 from funcpipe.platforms.base import Invoked
 
 

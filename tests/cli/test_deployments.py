@@ -8,8 +8,7 @@ import pytest
 
 from funcpipe.cli import main
 from funcpipe.core import write
-from funcpipe.core.job_spec import JobSpec
-from funcpipe.core.provision import CostItem, Provision, ProvisionTable, Rented
+from funcpipe.core.provision import CostItem, JobSpec, Provision, ProvisionTable, Rented
 from funcpipe.platforms.aws.template import Shape, template
 from tests.e2e import small
 

@@ -34,7 +34,7 @@ from funcpipe.core import (
     Sync,
     Wire,
 )
-from funcpipe.core.job_estimate import number_text, time_text, usd_text
+from funcpipe.core.texts import number_text, time_text, usd_text
 from funcpipe.partitioner.alternatives import Front, WhatIf
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.report.compare import LaneReport, LaneUse, Report

@@ -19,7 +19,7 @@ from funcpipe.core import (
     WorkerReport,
     WorkerSpec,
 )
-from funcpipe.core.log_lines import RawLine
+from funcpipe.core.logs import RawLine
 from funcpipe.errors import PlatformError, PlatformRefused
 from funcpipe.platforms.base import Cause, Handle, PlainKeys, Platform, State, Status, Storage
 from funcpipe.platforms.catalog import load_spec

@@ -20,8 +20,7 @@ from funcpipe.client.server_run import ServerRun
 from funcpipe.client.session import Session, session_on
 from funcpipe.client.site import Site
 from funcpipe.core import RunSettings
-from funcpipe.core.lifetime import WHY_GONE
-from funcpipe.core.settings import NO_LIMITS
+from funcpipe.core.settings import NO_LIMITS, WHY_GONE
 from funcpipe.errors import RunHalted, RunUnknown, WorkerFailed
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import load_spec

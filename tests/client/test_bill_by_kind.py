@@ -15,7 +15,7 @@ from funcpipe.client.results import Progress
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.core import Bill, FaultTolerance, Heartbeat, PlatformSpec, RunLimits, RunSettings, Stores, StoreSpec
-from funcpipe.core.requests import CountsByKind, RequestCounts
+from funcpipe.core.stores import CountsByKind, RequestCounts
 from funcpipe.errors import PlanError, RunHalted
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import load_spec

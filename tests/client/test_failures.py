@@ -8,7 +8,7 @@ from funcpipe.cli.parser import build_parser
 from funcpipe.client.commands import after_failure, after_removal
 from funcpipe.client.failures import awaited_by, final_failure, first_failure, how_it_ended
 from funcpipe.core import Busy, LeaseDocument, Outcome, WorkerReport
-from funcpipe.core.lifetime import WHY_GONE
+from funcpipe.core.settings import WHY_GONE
 from funcpipe.platforms.base import Cause, Handle, State, Status
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys

@@ -12,8 +12,7 @@ from funcpipe.client.server_functions import expected
 from funcpipe.client.server_job import check_servable
 from funcpipe.client.server_replan import Replanner, SpotPlan
 from funcpipe.client.server_training import cluster_of
-from funcpipe.core.job_spec import JobSpec
-from funcpipe.core.provision import CostItem, Provision, Rented
+from funcpipe.core.provision import CostItem, JobSpec, Provision, Rented
 from funcpipe.errors import InvalidValue, PlanError
 from funcpipe.parameter_server.loops import History, LoopConfig, train_asynchronously
 from funcpipe.parameter_server.values import Updates

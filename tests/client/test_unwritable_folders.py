@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from funcpipe.core.process import temporary_folder
 from funcpipe.core.run_key import RunKey
-from funcpipe.core.user_folders import temporary_folder
 from funcpipe.errors import InputError
 from funcpipe.history.journal import append, filing, history_file, read_history
 from funcpipe.platforms.local.log_files import CLIENT, keep_client_log, log_file

@@ -22,7 +22,7 @@ from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.client.verdict import Verdict
 from funcpipe.core import RunSettings
-from funcpipe.core.lifetime import WHY_GONE
+from funcpipe.core.settings import WHY_GONE
 from funcpipe.errors import RunHalted, RunUnknown, Superseded
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.generations import list_generations, newest_record, refuse_if_gone, write_record

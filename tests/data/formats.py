@@ -2,7 +2,7 @@
 
 import pytest
 
-from funcpipe.core.extras import install
+from funcpipe.core.distribution import install
 
 FORMATS = ("mds", "litdata", "parquet", "webdataset")
 

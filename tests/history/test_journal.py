@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from funcpipe.core import Comparison, JobSpec, Observation, WayRun, to_text
-from funcpipe.core.comparison import ComparedWay
+from funcpipe.core.history import ComparedWay
 from funcpipe.errors import InvalidValue
 from funcpipe.history.journal import MOST_COMPARISONS, Entry, append, history_file, read_all, read_history
 from tests.history.observations import observation

@@ -13,8 +13,7 @@ from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.client.upload import upload
 from funcpipe.core import Plan
-from funcpipe.core.log_lines import PRINTED, LogLine, merged
-from funcpipe.core.logs import BEGINS
+from funcpipe.core.logs import BEGINS, PRINTED, LogLine, merged
 from funcpipe.platforms.base import Platform, State, Status, Storage
 from funcpipe.runstate.keys import Keys
 from tests.e2e import small

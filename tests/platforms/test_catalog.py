@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from funcpipe.core import write
-from funcpipe.core.urls import url_parts
+from funcpipe.core.texts import url_parts
 from funcpipe.errors import FormatError, InvalidValue
 from funcpipe.platforms.catalog import is_deployment, load_spec, open_deployment, open_storage, spec_names
 from funcpipe.platforms.ray.address import parse_address

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.core import ModelProfile, Plan, PlatformSpec, Stores, TrainingSpec, from_text, read, to_text
-from funcpipe.core.platform import PRICED, STORES
-from funcpipe.core.regions import RegionPrices, RegionTable, in_region
+from funcpipe.core.platform import PRICED, STORES, RegionPrices, RegionTable, in_region
 from funcpipe.errors import InvalidValue
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.platforms.catalog import load_spec, planned_spec

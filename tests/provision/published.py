@@ -1,7 +1,7 @@
 """Workloads, platforms and constants of λDNN and spotDNN, as published or released."""
 
-from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.loss_model import WeightedLoss
+from funcpipe.core.provision import JobSpec
 from funcpipe.provision.goal import Goal
 from funcpipe.provision.lambdadnn import FunctionMarket, FunctionWorkload
 from funcpipe.provision.spotdnn import SpotSystem, SpotType, compute_from_speed

@@ -4,8 +4,8 @@ import math
 import random
 from dataclasses import replace
 
-from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.loss_model import InverseLoss, WeightedLoss
+from funcpipe.core.provision import JobSpec
 from funcpipe.provision import cynthia
 from funcpipe.provision.cynthia import ClusterWorkload, Mode, ServerType, WorkerType
 from funcpipe.provision.goal import Goal

@@ -18,9 +18,8 @@ from funcpipe.core import (
     from_text,
     to_text,
 )
-from funcpipe.core.job_spec import JobSpec
 from funcpipe.core.loss_model import InverseLoss
-from funcpipe.core.provision import Provision, ProvisionTable
+from funcpipe.core.provision import JobSpec, Provision, ProvisionTable
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.machine_catalog import load_market

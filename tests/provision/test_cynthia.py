@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.core.job_spec import JobSpec
+from funcpipe.core.provision import JobSpec
 from funcpipe.errors import Infeasible
 from funcpipe.provision.cynthia import (
     ClusterWorkload,

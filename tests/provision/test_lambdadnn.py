@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.core.job_spec import JobSpec
+from funcpipe.core.provision import JobSpec
 from funcpipe.errors import Infeasible
 from funcpipe.provision.baselines import exhaustive, naive, siren_like
 from funcpipe.provision.goal import Goal

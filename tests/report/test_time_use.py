@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.core import Event, Prices, Resource, Source, Trace, Use
-from funcpipe.core.use import IN_STEPS, uses_of
+from funcpipe.core.trace import IN_STEPS, uses_of
 from funcpipe.report.time_use import account, time_use
 from tests.report.html.large import material
 

@@ -7,7 +7,7 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from funcpipe.core.lifetime import WHY_GONE
+from funcpipe.core.settings import WHY_GONE
 from funcpipe.errors import FuncPipeError
 
 

@@ -19,7 +19,7 @@ from funcpipe.core import (
     StoreSpec,
     WorkerSpec,
 )
-from funcpipe.core.lifetime import leaves_at_s, overlap_s
+from funcpipe.core.settings import leaves_at_s, overlap_s
 from funcpipe.platforms.base import Invoked
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys

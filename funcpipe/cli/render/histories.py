@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from funcpipe.cli.render.table import Column, print_table
-from funcpipe.core.job_estimate import number_text, time_text, usd_text
+from funcpipe.core.texts import number_text, time_text, usd_text
 
 if TYPE_CHECKING:
     from funcpipe.history.learned import Known, ObservedIteration

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from funcpipe.core.json_form import to_plain
-from funcpipe.core.streams import write_out
+from funcpipe.core.process import write_out
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -7,8 +7,8 @@ from rich.console import Console
 
 from funcpipe.cli.render.table import Column, print_table
 from funcpipe.core import MB, Estimate, ModelProfile, Plan, PlatformSpec, Trace
-from funcpipe.core.job_estimate import number_text
 from funcpipe.core.stores import KINDS
+from funcpipe.core.texts import number_text
 from funcpipe.partitioner.problem.goal import reason_for
 
 if TYPE_CHECKING:

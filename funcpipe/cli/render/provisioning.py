@@ -5,9 +5,9 @@ import math
 from rich.console import Console
 
 from funcpipe.cli.render.table import Column, print_table
-from funcpipe.core.job_estimate import time_text, usd_text
 from funcpipe.core.loss_model import InverseLoss, LossModel
 from funcpipe.core.provision import ProvisionTable
+from funcpipe.core.texts import time_text, usd_text
 from funcpipe.errors import Infeasible
 
 

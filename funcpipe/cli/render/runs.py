@@ -8,9 +8,9 @@ from rich.console import Console
 from funcpipe.cli.render.table import Column, print_table
 from funcpipe.client.commands import after_end, after_failure, commands, watch_command
 from funcpipe.core import MB, Bill, Estimate, JobEstimate
-from funcpipe.core.job_estimate import counted, earlier_text, number_text, usd_text
+from funcpipe.core.bill import earlier_text
 from funcpipe.core.stores import DEFAULT
-from funcpipe.core.texts import shortened
+from funcpipe.core.texts import counted, number_text, shortened, usd_text
 
 if TYPE_CHECKING:
     from funcpipe.api.evaluating import EvaluationResult

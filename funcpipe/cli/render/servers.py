@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from funcpipe.cli.render.table import Column, print_table
-from funcpipe.core.job_estimate import time_text, usd_text
 from funcpipe.core.provision import Provision
+from funcpipe.core.texts import time_text, usd_text
 
 if TYPE_CHECKING:
     from funcpipe.client.server_run import ServerResult

@@ -4,7 +4,7 @@ from rich.console import Console
 
 from funcpipe.cli.render.table import Column, print_table
 from funcpipe.core import StorageReport
-from funcpipe.core.job_estimate import number_text
+from funcpipe.core.texts import number_text
 
 
 def storage_report(report: StorageReport, console: Console) -> None:

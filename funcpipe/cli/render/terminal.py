@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.segment import Segment
 
-from funcpipe.core.streams import discard_output
+from funcpipe.core.process import discard_output
 from funcpipe.core.texts import printable
 
 

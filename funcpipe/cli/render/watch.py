@@ -11,7 +11,7 @@ from rich.text import Text
 
 from funcpipe.cli.render.runs import doing
 from funcpipe.core import MB
-from funcpipe.core.job_estimate import time_text, usd_text
+from funcpipe.core.texts import time_text, usd_text
 
 if TYPE_CHECKING:
     from funcpipe.client.run_status import WorkerStatus

@@ -13,7 +13,7 @@ from darabonba.exceptions import DaraException
 from darabonba.runtime import RuntimeOptions
 
 from funcpipe.core import FunctionSize, Invocation, Plan, PlatformSpec
-from funcpipe.core.log_lines import RawLine
+from funcpipe.core.logs import RawLine
 from funcpipe.errors import DeadlineExceeded, PlatformRefused
 from funcpipe.platforms.aliyun.account import Account, code_of, explained
 from funcpipe.platforms.aliyun.endings import status_of

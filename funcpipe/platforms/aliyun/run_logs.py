@@ -3,8 +3,7 @@
 import time
 from collections.abc import Iterator, Mapping
 
-from funcpipe.core.log_lines import RawLine
-from funcpipe.core.logs import BEGINS
+from funcpipe.core.logs import BEGINS, RawLine
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.log_service import LogService

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from funcpipe.core import FunctionSize, PlatformSpec, WatchSpec, checks, to_text
-from funcpipe.core.lifetime import KEEP_DAYS, LEAST_KEEP_DAYS
+from funcpipe.core.settings import KEEP_DAYS, LEAST_KEEP_DAYS
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.aliyun.names import function_name, platform_url, watchdog_name
 from funcpipe.platforms.shared.data_buckets import DataBucket

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from funcpipe.core import Invocation, Plan, PlatformSpec, RequestCounts
-from funcpipe.core.log_lines import RawLine
+from funcpipe.core.logs import RawLine
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aws import endings
 from funcpipe.platforms.aws.account import Account, explained

@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from funcpipe.core.log_lines import RawLine
+from funcpipe.core.logs import RawLine
 from funcpipe.platforms.shared.invocations import by_invocation
 
 _STREAMS_AT_ONCE = 100  # FilterLogEvents takes no more names

@@ -4,7 +4,7 @@ import json
 from dataclasses import dataclass
 
 from funcpipe.core import MARKS, WatchSpec, checks, to_text
-from funcpipe.core.lifetime import KEEP_DAYS, LEAST_KEEP_DAYS
+from funcpipe.core.settings import KEEP_DAYS, LEAST_KEEP_DAYS
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.aws.resources import (
     IMAGE_PARAMETER,

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Protocol
 
-from funcpipe.core.signals import ignore_ending_signals
+from funcpipe.core.process import ignore_ending_signals
 from funcpipe.platforms.local.function import HOST, SERVER, end_after, name_process
 
 _MAIN = (

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-from funcpipe.core.signals import ENDING, ignore_ending_signals
+from funcpipe.core.process import ENDING, ignore_ending_signals
 from funcpipe.platforms.base import Cause, State, Status
 
 SERVER, HOST, FUNCTION = "funcpipe-fork", "funcpipe-host", "funcpipe-func"

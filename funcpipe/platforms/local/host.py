@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 
 from funcpipe.core import PlatformSpec, WatchSpec, to_text
 from funcpipe.core.json_form import to_plain
-from funcpipe.core.signals import ENDING
+from funcpipe.core.process import ENDING
 from funcpipe.errors import InvalidValue, PlatformError
 from funcpipe.platforms.base import Handle, Invoked, State, Status
 from funcpipe.platforms.local.function import fork, kill, status_of

@@ -12,9 +12,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from urllib.parse import quote
 
-from funcpipe.core.log_lines import RawLine
-from funcpipe.core.logs import kept
-from funcpipe.core.user_folders import state_folder
+from funcpipe.core.logs import RawLine, kept
+from funcpipe.core.process import state_folder
 
 FOLDER = "FUNCPIPE_LOG_DIR"
 """The environment variable with the folder."""

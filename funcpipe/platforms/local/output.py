@@ -8,7 +8,7 @@ import sys
 import time
 
 from funcpipe.core import logs
-from funcpipe.core.log_lines import PRINTED
+from funcpipe.core.logs import PRINTED
 from funcpipe.platforms.local.log_files import FOLDER, log_file
 
 _CHUNK = 4096  # a pipe that can be written to takes so much at once: POSIX, PIPE_BUF

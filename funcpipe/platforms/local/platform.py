@@ -19,7 +19,7 @@ from urllib.parse import quote, unquote, urlsplit
 
 from funcpipe.core import Invocation, Plan, PlatformSpec, to_text
 from funcpipe.core.json_form import from_plain
-from funcpipe.core.log_lines import RawLine
+from funcpipe.core.logs import RawLine
 from funcpipe.errors import InvalidValue, PlanError, PlatformError
 from funcpipe.platforms.allocator import environment
 from funcpipe.platforms.base import Handle, PlainKeys, Status

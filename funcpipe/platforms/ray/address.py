@@ -5,7 +5,7 @@ from enum import Enum
 from typing import Any
 from urllib.parse import urlencode
 
-from funcpipe.core.urls import url_parts
+from funcpipe.core.texts import url_parts
 from funcpipe.errors import InvalidValue, PlatformRefused
 
 SCHEME = "ray"

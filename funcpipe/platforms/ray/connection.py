@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from funcpipe.core.signals import handlers_kept
+from funcpipe.core.process import handlers_kept
 from funcpipe.errors import PlatformError
 from funcpipe.platforms.processors import usable_processors
 from funcpipe.platforms.ray.address import RayAddress, Via

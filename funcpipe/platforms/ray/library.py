@@ -1,6 +1,6 @@
 """Ray's library; where it is not installed, importing this module says how to install it."""
 
-from funcpipe.core.extras import needed_from
+from funcpipe.core.distribution import needed_from
 
 with needed_from("ray"):
     import ray

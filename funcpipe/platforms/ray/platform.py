@@ -7,7 +7,7 @@ from functools import cached_property
 from typing import Any
 
 from funcpipe.core import Invocation, Plan, PlatformSpec, WatchSpec, WorkerSpec, to_text
-from funcpipe.core.log_lines import RawLine
+from funcpipe.core.logs import RawLine
 from funcpipe.errors import PlanError, PlatformBusy, PlatformError
 from funcpipe.platforms.base import Handle, PlainKeys, Status
 from funcpipe.platforms.processors import usable_processors

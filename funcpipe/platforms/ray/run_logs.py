@@ -5,8 +5,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from funcpipe.core.log_lines import LogLine, RawLine, merged
-from funcpipe.core.logs import BEGINS, prefix
+from funcpipe.core.logs import BEGINS, LogLine, RawLine, merged, prefix
 from funcpipe.platforms.local.log_files import log_file
 from funcpipe.platforms.ray.library import NodeAffinitySchedulingStrategy, ray
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from funcpipe.core.extras import DISTRIBUTION
+from funcpipe.core.distribution import DISTRIBUTION
 from funcpipe.core.market import Market
 from funcpipe.core.provision import Provision, Rented
 from funcpipe.errors import InvalidValue, PlatformRefused

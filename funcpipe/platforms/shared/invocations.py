@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator
 
-from funcpipe.core.log_lines import RawLine
+from funcpipe.core.logs import RawLine
 
 
 def by_invocation(stream: str, events: Iterable[tuple[float, str]], begins: Callable[[str], bool]) -> Iterator[RawLine]:

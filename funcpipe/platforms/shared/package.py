@@ -13,7 +13,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
-from funcpipe.core.extras import requirements
+from funcpipe.core.distribution import requirements
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.allocator import PACKAGE, variables
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from funcpipe.core import FunctionSize, PlatformSpec
-from funcpipe.core.job_estimate import usd_text
+from funcpipe.core.texts import usd_text
 from funcpipe.errors import InputError
 
 _LIFETIME_SHARE = 0.8  # of a function's lifetime; the rest is for its start and its last layer

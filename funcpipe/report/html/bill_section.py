@@ -1,7 +1,7 @@
 """The bill of a run, item by item, beside what was estimated."""
 
 from funcpipe.core import Bill, Estimate
-from funcpipe.core.job_estimate import counted
+from funcpipe.core.texts import counted
 from funcpipe.report.html.markup import Section, megabytes, paragraph, seconds, table, usd
 from funcpipe.report.html.material import Material
 

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
-from funcpipe.core.extras import needed_from
+from funcpipe.core.distribution import needed_from
 
 COLOURS = {
     "l": "#8f6f4a",

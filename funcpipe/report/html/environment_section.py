@@ -4,7 +4,7 @@ import platform
 from collections.abc import Iterator
 from importlib import metadata
 
-from funcpipe.core.extras import version
+from funcpipe.core.distribution import version
 from funcpipe.report.html.markup import Section, table
 from funcpipe.report.html.material import Material
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from importlib import resources
 from pathlib import Path
 
-from funcpipe.core.extras import needed_from
+from funcpipe.core.distribution import needed_from
 from funcpipe.core.texts import encodable
 from funcpipe.errors import InputError
 from funcpipe.report.html.bill_section import bill_section

@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from funcpipe.core import Bill, Plan, Use
-from funcpipe.core.job_estimate import counted
-from funcpipe.core.use import IN_STEPS
+from funcpipe.core.texts import counted
+from funcpipe.core.trace import IN_STEPS
 from funcpipe.report.changes import Change, changes
 from funcpipe.report.html.charts import COLOURS, chart
 from funcpipe.report.html.markup import Drawing, Section, paragraph, seconds, table, usd

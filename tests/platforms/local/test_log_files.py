@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from funcpipe.core import logs
-from funcpipe.core.log_lines import PRINTED, merged
+from funcpipe.core.logs import PRINTED, merged
 from funcpipe.platforms.base import State, Status
 from funcpipe.platforms.catalog import load_spec, open_platform
 from funcpipe.platforms.local import log_files

@@ -20,7 +20,7 @@ from funcpipe import FaultTolerance, FuncPipe, Outcome, Progress, RunInterrupted
 from funcpipe.cli import main
 from funcpipe.client.callbacks import EachStep
 from funcpipe.core import write
-from funcpipe.core.log_lines import merged
+from funcpipe.core.logs import merged
 from funcpipe.platforms.local.log_files import read_logs
 from funcpipe.platforms.ray.address import RayAddress
 from tests.e2e import reference, small

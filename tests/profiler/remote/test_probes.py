@@ -24,7 +24,7 @@ from funcpipe.core import (
     to_text,
     write,
 )
-from funcpipe.core.log_lines import RawLine
+from funcpipe.core.logs import RawLine
 from funcpipe.errors import DeadlineExceeded, FormatError, InputError, ModelError, WorkerFailed
 from funcpipe.platforms.base import Cause, Handle, PlainKeys, State, Status
 from funcpipe.platforms.catalog import load_spec, open_storage

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from funcpipe.core.signals import ENDING, ending_interrupts, handlers_kept
+from funcpipe.core.process import ENDING, ending_interrupts, handlers_kept
 
 
 @pytest.fixture(autouse=True)

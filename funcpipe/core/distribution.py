@@ -1,4 +1,4 @@
-"""The distribution's name, and the error for a library that is missing and only some users need."""
+"""The installed distribution: its name and version, libraries that are missing, and imports by a wrong name."""
 
 import contextlib
 from collections.abc import Iterator
@@ -8,6 +8,7 @@ from funcpipe.errors import InputError
 
 if TYPE_CHECKING:
     from importlib import metadata
+
 
 DISTRIBUTION = "funcpipe-torch"
 """The name of the package on the package index; its import name is `funcpipe`."""
@@ -54,3 +55,12 @@ def needed_from(extra: str) -> Iterator[None]:
         if error.name is None or error.name.partition(".")[0] == "funcpipe":
             raise
         raise InputError(f"{error.name} is not installed; run: {install(extra)}") from None
+
+
+def require_full_name(name: str) -> None:
+    """Raise ImportError if a package of funcpipe is imported as `name` without `funcpipe.` before it.
+
+    It would be loaded twice, and classes that look the same would differ.
+    """
+    if not name.startswith("funcpipe."):
+        raise ImportError(f"import funcpipe.{name} instead of {name}, which is a link to it")

@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from funcpipe.core.extras import DISTRIBUTION, install, needed_from, version
+from funcpipe.core.distribution import DISTRIBUTION, install, needed_from, version
 from funcpipe.errors import InputError
 
 
