@@ -79,8 +79,7 @@ if TYPE_CHECKING:
     from funcpipe.profiler.buckets import Bucket
     from funcpipe.runstate.liveness import WorkerState
     from funcpipe.scheduler.simulator.disturbances import Disturbances
-    from funcpipe.training.averaging import EMA, SWA
-    from funcpipe.training.teachers import Teacher
+    from funcpipe.training.averaging import EMA, SWA, Teacher
     from funcpipe.training.verify import Verification
 
 __all__ = [
@@ -199,7 +198,7 @@ _LAZY = {
     "Verification": "training.verify",
     "EMA": "training.averaging",
     "SWA": "training.averaging",
-    "Teacher": "training.teachers",
+    "Teacher": "training.averaging",
     "WorkerState": "runstate.liveness",
 }
 """In which module of the package each name is that is loaded when it is first used."""

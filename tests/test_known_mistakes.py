@@ -21,7 +21,7 @@ from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import open_platform
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.training.data import Batches
+from funcpipe.training.batches import Batches
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.setup import load_worker
 from tests.e2e.plans import even_plan, sample_numbers

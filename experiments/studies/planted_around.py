@@ -15,13 +15,12 @@ from torch import Tensor, nn
 
 from funcpipe.model.graph import trace
 from funcpipe.model.graph.values import with_followed
+from funcpipe.training.averaging import Teacher, TeacherUpdate, followed
+from funcpipe.training.batches import Batches, Step
 from funcpipe.training.computation import Computation
-from funcpipe.training.data import Batches, Step
 from funcpipe.training.parameter_hooks import NO_HOOKS, ParameterHooks
 from funcpipe.training.plain import PlainTraining
 from funcpipe.training.recipe import Recipe, recipe_with
-from funcpipe.training.teacher_checks import followed
-from funcpipe.training.teachers import Teacher, TeacherUpdate
 from funcpipe.training.verify import TOLERANCE, Verification, verify_run
 from tests.jobs.composed import GlobalRate
 from tests.support.in_turn import InTurn, even_bounds

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from funcpipe.model.graph import trace
+from funcpipe.training.batches import Batches, Step
 from funcpipe.training.computation import Computation
-from funcpipe.training.data import Batches, Step
 from funcpipe.training.passes import Batch
 from funcpipe.training.plain import PlainTraining
 from funcpipe.training.recipe import Recipe

@@ -20,9 +20,9 @@ from funcpipe.core import Bill, FaultTolerance, Monitor, Plan, PlatformSpec, Run
 from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS, RunKeywords, settings_with
 from funcpipe.core.validation import LOSS
 from funcpipe.platforms.catalog import LOCAL, planned_spec
-from funcpipe.training.adapters import loss_of_output
 from funcpipe.training.data_source import Data
-from funcpipe.training.recipe import LossFunction, Recipe, check_precision
+from funcpipe.training.losses import LossFunction, loss_of_output
+from funcpipe.training.recipe import Recipe, check_precision
 from funcpipe.worker.deferred_compiler import CompilerDeferred
 
 _NOT_TRAINED = Recipe(loss=loss_of_output, optimizer=functools.partial(torch.optim.SGD, lr=0.0))

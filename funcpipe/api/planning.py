@@ -44,18 +44,11 @@ from funcpipe.core.settings import DEFAULT_FAULTS
 from funcpipe.partitioner import PROFILED_LAYERS
 from funcpipe.profiler import REPEATS
 from funcpipe.scheduler.simulator.disturbances import UNDISTURBED, Disturbances
-from funcpipe.training.adapters import loss_of_output, optimizer_kind
 from funcpipe.training.data_source import Data
-from funcpipe.training.optimizers import trainable_shapes
-from funcpipe.training.recipe import (
-    LossFunction,
-    OptimizerFactory,
-    RecipeKeywords,
-    check_precision,
-    no_optimizer,
-    recipe_with,
-)
-from funcpipe.training.recipe_trial import check_for_model
+from funcpipe.training.losses import LossFunction, loss_of_output
+from funcpipe.training.optimizers import OptimizerFactory, trainable_shapes
+from funcpipe.training.recipe import RecipeKeywords, check_precision, no_optimizer, recipe_with
+from funcpipe.training.recipe_trial import check_for_model, optimizer_kind
 from funcpipe.worker.deferred_compiler import CompilerDeferred
 
 if TYPE_CHECKING:

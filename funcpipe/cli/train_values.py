@@ -16,8 +16,7 @@ from funcpipe.platforms.catalog import LOCAL, is_deployment, load_spec, open_dep
 
 if TYPE_CHECKING:
     from funcpipe.api import FuncPipe
-    from funcpipe.training.averaging import EMA
-    from funcpipe.training.teachers import Teacher
+    from funcpipe.training.averaging import EMA, Teacher
 
 
 def checked_plan(options: argparse.Namespace) -> Plan:
@@ -131,7 +130,7 @@ def _average(options: argparse.Namespace) -> "EMA | None":
 
 def teachers_of(options: Sequence[str]) -> "list[Teacher]":
     """The teachers that are given as STUDENT:TEACHER:DECAY."""
-    from funcpipe.training.teachers import Teacher
+    from funcpipe.training.averaging import Teacher
 
     found = []
     for text in options:

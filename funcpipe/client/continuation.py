@@ -11,7 +11,7 @@ from funcpipe.errors import PlanError
 from funcpipe.model.split import StageModule
 from funcpipe.model.split.module_state import Attributes, read_attributes, write_attributes
 from funcpipe.model.tensors import load_tensors
-from funcpipe.training.recipe import LossFunction
+from funcpipe.training.losses import LossFunction
 from funcpipe.training.state import ATTRIBUTES, MODEL, StageState, select_for_stage, tensor_names
 
 

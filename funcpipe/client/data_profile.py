@@ -13,12 +13,10 @@ from funcpipe.client.open_data import open_data
 from funcpipe.core import DataProfile
 from funcpipe.model.graph.isolation import in_turn, preserve_state
 from funcpipe.model.tensors import flatten
-from funcpipe.training.adapters import DatasetFactory
 from funcpipe.training.data import LoadedBatch, user_code_errors
-from funcpipe.training.data_source import DataSource, is_factory
+from funcpipe.training.data_source import DatasetFactory, DataSource, is_factory, prepare_data
 from funcpipe.training.first_batch import check_enough, spread
-from funcpipe.training.rng import SeededDataset
-from funcpipe.training.stored_data import prepare_data
+from funcpipe.training.loading import SeededDataset
 from funcpipe.training.tensor_table import as_table
 
 BATCHES = 5

@@ -22,14 +22,12 @@ from funcpipe.model.graph.program import autocast_to
 from funcpipe.model.split import StageModule, split
 from funcpipe.model.split.cut import matched_bounds
 from funcpipe.model.split.stage import in_eval_mode, kept_names
-from funcpipe.training.adapters import loss_of_output
-from funcpipe.training.data import LoadedBatch, MapDataset, Step
-from funcpipe.training.data_source import Data, LoaderOptions
-from funcpipe.training.evaluation import StageEvaluation, evaluation_batches, named_outputs
+from funcpipe.training.batches import Step
+from funcpipe.training.data import LoadedBatch, MapDataset
+from funcpipe.training.data_source import Data, LoaderOptions, PreparedData, StoredData
+from funcpipe.training.evaluation import Scores, StageEvaluation, evaluation_batches, named_outputs
+from funcpipe.training.losses import LossFunction, loss_of_output
 from funcpipe.training.metrics import made_metrics
-from funcpipe.training.recipe import LossFunction
-from funcpipe.training.scores import Scores
-from funcpipe.training.stored_data import PreparedData, StoredData
 
 
 @dataclass(frozen=True, kw_only=True)

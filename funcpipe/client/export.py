@@ -17,9 +17,9 @@ from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
-from funcpipe.training.recipe import LossFunction
+from funcpipe.training.losses import LossFunction
+from funcpipe.training.sharding import unshard
 from funcpipe.training.state import StageState, merge_stages
-from funcpipe.training.state_shards import unshard
 
 _log = logging.getLogger(__name__)
 

@@ -22,17 +22,16 @@ from funcpipe.model.graph.equivalence import check_batch_sizes
 from funcpipe.model.graph.isolation import in_turn, tried_in_turn
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried, with_followed
 from funcpipe.platforms.catalog import planned_spec
-from funcpipe.training.batch_layout import BatchLayout
-from funcpipe.training.data import Batches, LoadedBatch, MapDataset, load_batch
-from funcpipe.training.data_source import Data, DataSource, LoaderOptions
+from funcpipe.training.averaging import followed, warn_of_copies
+from funcpipe.training.batches import Batches, ShardedSamples, sharded_samples
+from funcpipe.training.data import LoadedBatch, MapDataset, load_batch
+from funcpipe.training.data_source import Data, DataSource, LoaderOptions, PreparedData
 from funcpipe.training.first_batch import FirstBatch
-from funcpipe.training.hook_trial import check_hooks
 from funcpipe.training.optimizers import ParameterShape, trainable_shapes
+from funcpipe.training.output_cache import BatchLayout
+from funcpipe.training.parameter_hooks import check_hooks
 from funcpipe.training.plain import PlainTraining
 from funcpipe.training.recipe import Recipe, check_precision, no_optimizer
-from funcpipe.training.shards import ShardedSamples, sharded_samples
-from funcpipe.training.stored_data import PreparedData
-from funcpipe.training.teacher_checks import followed, warn_of_copies
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from funcpipe.client.job import Job
 from funcpipe.client.open_data import open_data
 from funcpipe.client.stages import PreparedStage
 from funcpipe.core import Plan, Validation, checks
-from funcpipe.training.data import Batches
+from funcpipe.training.batches import Batches
 from funcpipe.training.data_source import Data
 from funcpipe.training.evaluation import evaluation_batches
 

@@ -20,8 +20,8 @@ from funcpipe.model.graph.isolation import preserve_state
 from funcpipe.model.graph.program import autocast_to
 from funcpipe.model.graph.user_code import source_location
 from funcpipe.model.tensors import copied, flatten
-from funcpipe.training.batch_layout import WAY_OUT, BatchLayout, described, first_dims, name_of
 from funcpipe.training.data import LoadedBatch
+from funcpipe.training.output_cache import WAY_OUT, BatchLayout, described, first_dims, name_of
 from funcpipe.training.recipe import Recipe
 
 _MOST = 32

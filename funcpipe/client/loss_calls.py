@@ -22,8 +22,7 @@ from funcpipe.model.graph.state_access import watched_attributes
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried
 from funcpipe.model.split.stage import LOSS, hold, trained_by
 from funcpipe.model.tensors import copied, flatten, tree_map
-from funcpipe.training.recipe import LossFunction
-from funcpipe.training.rng import seed_loss
+from funcpipe.training.losses import LossFunction, seed_loss
 
 _CLOSE = 1e-4
 """The share by which two losses of the same output and target may differ, by rounding."""

@@ -5,7 +5,7 @@ from torch.nn.parameter import is_lazy
 
 from funcpipe.errors import ModelError
 from funcpipe.model.graph.reachable import reached_of, reaches
-from funcpipe.training.recipe import LossFunction
+from funcpipe.training.losses import LossFunction
 
 _COPY = "functions compute the loss with a copy, which is not trained"
 

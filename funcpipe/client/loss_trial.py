@@ -24,10 +24,9 @@ from funcpipe.model.draws import generator_states
 from funcpipe.model.graph.isolation import preserve_state
 from funcpipe.model.graph.program import autocast_to
 from funcpipe.model.tensors import copied, flatten, tree_map
-from funcpipe.training.adapters import loss_of_output
 from funcpipe.training.data import LoadedBatch
+from funcpipe.training.losses import loss_of_output, seed_loss
 from funcpipe.training.recipe import Recipe
-from funcpipe.training.rng import seed_loss
 
 _log = logging.getLogger(__name__)
 

@@ -21,8 +21,8 @@ from funcpipe.model.graph.modes import evaluation_mode, training_mode
 from funcpipe.model.graph.program import autocast_to
 from funcpipe.model.tensors import flatten
 from funcpipe.training.data import LoadedBatch
+from funcpipe.training.losses import seed_loss
 from funcpipe.training.recipe import Recipe
-from funcpipe.training.rng import seed_loss
 
 _ROUNDING = 1e-3
 """More than of a loss alone: a model's sums depend on the size of the batch."""

@@ -8,11 +8,19 @@ from torch import nn
 from funcpipe.data.sources import from_url
 from funcpipe.errors import DataError
 from funcpipe.model.graph.isolation import in_turn
-from funcpipe.training.adapters import DatasetFactory
 from funcpipe.training.data import MapDataset, MeteredFactory, user_code_errors
-from funcpipe.training.data_source import Data, DataSource, LoaderOptions, SourceFactory, data_source, is_factory
+from funcpipe.training.data_source import (
+    Data,
+    DatasetFactory,
+    DataSource,
+    LoaderOptions,
+    PreparedData,
+    SourceFactory,
+    data_source,
+    is_factory,
+    prepare_data,
+)
 from funcpipe.training.first_batch import FirstBatch, first_batch
-from funcpipe.training.stored_data import PreparedData, prepare_data
 from funcpipe.training.tensor_table import as_table
 
 

@@ -37,11 +37,10 @@ from funcpipe.platforms.base import OpenPlatform, Platform, Storage
 from funcpipe.platforms.catalog import open_platform
 from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.runstate.resume import ResumePoint
-from funcpipe.training.averaging import SWA
+from funcpipe.training.averaging import SWA, check_decays
 from funcpipe.training.data_source import Data
 from funcpipe.training.recipe_trial import check_recipe
 from funcpipe.training.state import StageState, select_for_stage
-from funcpipe.training.teacher_checks import check_decays
 
 _log = logging.getLogger(__name__)
 

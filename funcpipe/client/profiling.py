@@ -16,10 +16,11 @@ from funcpipe.model.graph.inputs import Collated
 from funcpipe.model.graph.values import with_followed
 from funcpipe.profiler.buckets import Bucket, buckets_of, combined, described
 from funcpipe.profiler.profile import profile
-from funcpipe.training.adapters import LossWithTarget, call_arguments, loss_of_output
+from funcpipe.training.averaging import followed
+from funcpipe.training.data_source import call_arguments
 from funcpipe.training.first_batch import largest_batch
+from funcpipe.training.losses import LossWithTarget, loss_of_output
 from funcpipe.training.recipe import Recipe
-from funcpipe.training.teacher_checks import followed
 
 SampleInputs = Tensor | tuple[Any, ...] | Mapping[str, Any] | list[Bucket] | DataLoader[Any]
 """Samples for `profile`: inputs, by position or by name, Buckets of them, or the DataLoader of micro-batches."""

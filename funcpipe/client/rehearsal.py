@@ -32,10 +32,10 @@ from funcpipe.model.graph.values import NOTHING_CARRIED, Carried
 from funcpipe.model.split.stage import hold, modules_of, of_model, trained_by
 from funcpipe.model.tensors import copied, tree_map
 from funcpipe.training.data import LoadedBatch
-from funcpipe.training.hook_trial import try_hooks
+from funcpipe.training.losses import LossFunction
 from funcpipe.training.optimizers import ParameterShape, stage_optimizer, trainable_shapes
-from funcpipe.training.parameter_hooks import hooks_of
-from funcpipe.training.recipe import LossFunction, Recipe
+from funcpipe.training.parameter_hooks import hooks_of, try_hooks
+from funcpipe.training.recipe import Recipe
 
 _log = logging.getLogger(__name__)
 

@@ -11,9 +11,7 @@ from torch import Tensor
 from funcpipe.core.texts import error_line
 from funcpipe.errors import DataError, FuncPipeError, ModelError
 from funcpipe.model.graph.user_code import users_frame
-from funcpipe.training.recipe import LossFunction
-from funcpipe.training.rng import seed_loss
-from funcpipe.training.weighted_loss import WeightedLoss
+from funcpipe.training.losses import LossFunction, WeightedLoss, seed_loss
 
 OFF = "rehearse=False (--no-rehearsal) starts without this check"
 

@@ -35,9 +35,9 @@ from funcpipe.runstate.spending import lasted_s, reported_requests, request_usd,
 from funcpipe.runstate.validation_reports import ValidationKeys
 from funcpipe.runstate.validations import BestModel
 from funcpipe.scheduler.simulator.clocks import aligned
-from funcpipe.training.recipe import LossFunction
+from funcpipe.training.losses import LossFunction
+from funcpipe.training.sharding import unshard
 from funcpipe.training.state import StageState, merge_stages
-from funcpipe.training.state_shards import unshard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

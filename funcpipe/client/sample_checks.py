@@ -13,9 +13,8 @@ from funcpipe.model.graph.equivalence import run_layers
 from funcpipe.model.graph.isolation import preserve_state
 from funcpipe.model.graph.user_code import source_location
 from funcpipe.model.tensors import tree_map
-from funcpipe.training.adapters import DatasetFactory
+from funcpipe.training.batches import Batches
 from funcpipe.training.data import (
-    Batches,
     Collate,
     LoadedBatch,
     MapDataset,
@@ -24,9 +23,8 @@ from funcpipe.training.data import (
     one_batch,
     read_samples,
 )
-from funcpipe.training.data_source import DataSource
-from funcpipe.training.first_batch import spread
-from funcpipe.training.loader_trial import MOST, try_processes
+from funcpipe.training.data_source import DatasetFactory, DataSource
+from funcpipe.training.first_batch import MOST, spread, try_processes
 from funcpipe.training.loading import whole_batch
 from funcpipe.training.tensor_table import as_table
 

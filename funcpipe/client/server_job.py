@@ -12,7 +12,7 @@ from funcpipe.model.split.stage import of_loss, trained_by
 from funcpipe.parameter_server.replica import ServerJob, data_key
 from funcpipe.parameter_server.values import Updates
 from funcpipe.platforms.base import Storage
-from funcpipe.training.optimizer_trial import made_optimizer, small_parameters
+from funcpipe.training.recipe_trial import made_optimizer, small_parameters
 
 
 def one_stage(layers: Sequence[str], global_batch: int, micro_batch: int) -> Plan:

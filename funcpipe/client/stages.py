@@ -14,14 +14,13 @@ from funcpipe.model.graph.isolation import in_turn
 from funcpipe.model.split import StageModule, dump_stage, split, stage_bounds
 from funcpipe.model.split.cut import check_shared
 from funcpipe.model.split.stage import attach_loss, kept_names
-from funcpipe.training.adapters import loss_of_output
+from funcpipe.training.data_source import PreparedData, of_evaluation
 from funcpipe.training.evaluation import StageEvaluation
-from funcpipe.training.hook_trial import listed
+from funcpipe.training.losses import loss_of_output
 from funcpipe.training.optimizer_division import check_sharding, check_stages
-from funcpipe.training.parameter_hooks import NO_HOOKS, NamedHooks, hooks_of
+from funcpipe.training.parameter_hooks import NO_HOOKS, NamedHooks, hooks_of, listed
 from funcpipe.training.stage_job import StageJob
 from funcpipe.training.stage_optimizer import trainable_parameters
-from funcpipe.training.stored_data import PreparedData, of_evaluation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ from funcpipe.parameter_server.worker_group import Lost, Pushed
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.runstate.checkpoint_files import serialised
 from funcpipe.runstate.keys import Keys
-from funcpipe.training.data import Step
+from funcpipe.training.batches import Step
 
 _POLL_S = 0.25
 _END_WITHIN_S = 20.0

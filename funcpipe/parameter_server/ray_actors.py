@@ -14,7 +14,7 @@ from funcpipe.parameter_server.server import ParameterServer
 from funcpipe.parameter_server.values import Chunk, Progress, Push, ServerWorker, WorkTimes
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.ray.library import ray
-from funcpipe.training.data import Step
+from funcpipe.training.batches import Step
 
 OpenStorageHere = Callable[[], Storage]
 """A function that opens the run's storage on the machine that calls it."""

@@ -18,7 +18,7 @@ from funcpipe.parameter_server.ray_actors import RaySite, ServerActor, WorkerAct
 from funcpipe.parameter_server.values import Chunk, Progress, ServerWorker
 from funcpipe.parameter_server.worker_group import Lost, Pushed, ServerLost
 from funcpipe.platforms.ray.library import ray
-from funcpipe.training.data import Step
+from funcpipe.training.batches import Step
 
 _POLL_S = 0.5
 _SERVER_THREADS = 64

@@ -11,11 +11,10 @@ from funcpipe.model.split import StageModule, load_stage
 from funcpipe.parameter_server.values import Chunk, Push
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.request_meter import RequestMeter
+from funcpipe.training.batches import Step
 from funcpipe.training.computation import Computation
-from funcpipe.training.data import Step
-from funcpipe.training.loading import batch_selector
+from funcpipe.training.loading import SeededDataset, batch_selector
 from funcpipe.training.passes import Batch
-from funcpipe.training.rng import SeededDataset
 from funcpipe.training.stage_job import StageJob
 
 

@@ -7,7 +7,7 @@ from enum import Enum
 from torch import Tensor
 
 from funcpipe.core import checks
-from funcpipe.training.data import Step
+from funcpipe.training.batches import Step
 
 
 class Updates(Enum):

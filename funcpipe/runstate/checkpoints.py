@@ -21,8 +21,8 @@ from funcpipe.runstate.checkpoint_files import deserialised, in_files, serialise
 from funcpipe.runstate.checkpoint_index import CheckpointIndex, CheckpointPart, read_index
 from funcpipe.runstate.documents import READS, encode_document, get_listed_document, put_document
 from funcpipe.runstate.keys import Keys
+from funcpipe.training.sharding import combine_shards
 from funcpipe.training.state import StageState, settings_from_text, settings_to_text
-from funcpipe.training.state_shards import combine_shards
 
 _log = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.step_reports import load_reported
 from funcpipe.runstate.validation_reports import ValidationKeys, load_reports
 from funcpipe.runstate.validations import BestModel
+from funcpipe.training.sharding import unshard
 from funcpipe.training.state import StageState, merge_stages
-from funcpipe.training.state_shards import unshard
 
 _log = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.documents import READS
 from funcpipe.runstate.validation_reports import ValidationKeys
 from funcpipe.training.metrics import Part
+from funcpipe.training.optimizers import OPTIMIZER
 from funcpipe.training.state import AVERAGE, AVERAGED, SCHEDULER, StageState
-from funcpipe.training.state_groups import OPTIMIZER
 
 
 def put_part(storage: Storage, key: str, part: Part) -> None:

@@ -1,21 +1,37 @@
-"""State that a stage's forwards leave for the next ones, kept right although a pipeline runs them ahead of backwards.
+"""What a stage's forwards leave for the next ones: attributes, buffers, and running statistics of norms.
 
 One process runs F0 B0 F1 B1; a stage may run F0 F1 B0 B1. So each forward works on copies: tensors that F0 saved for B0
 stay as they were while F1 changes its own in place. Recomputation runs F0 again for B0, with what F0 had begun with,
 and what F1 has left by then is put back afterwards.
+
+Over replicas, running statistics become what one process that runs all micro-batches of the step in order has. A norm
+updates a running average by r <- (1 - momentum) r + momentum x for each micro-batch's statistic x. That is
+linear, so each replica can compute its own share: with the average set to zero before a forward, the forward leaves
+momentum x in it. Micro-batch i of M contributes that times (1 - momentum)^(M - 1 - i), if the layer is called once per
+forward. With momentum 0.1 and M = 3:
+
+    r = 0.9^3 r_old + 0.9^2 (0.1 x_0) + 0.9 (0.1 x_1) + (0.1 x_2)
+
+where replica 0 of two adds the terms of x_0 and x_2, and replica 1 that of x_1. With gradient checkpointing inside the
+model, a process calls the layer again in each backward, which adds the same x once more. A single replica needs none of
+this, but for that: its statistics stay in their buffers (`CarriedValues`).
 """
 
 import contextlib
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
+from funcpipe.errors import ModelError
 from funcpipe.model.graph import Statistic
 from funcpipe.model.graph.program import attribute
 from funcpipe.model.split import StageModule
 from funcpipe.model.split.module_state import decode_attributes, read_attributes, write_attributes
+from funcpipe.model.tensors import same
 
 
 @dataclass(frozen=True)
@@ -89,3 +105,133 @@ class CarriedValues:
             path, _, key = name.rpartition(".")
             owner: nn.Module = attribute(self._stage, path) if path else self._stage
             owner._buffers[key] = copies.setdefault(id(buffer), buffer.detach().clone())
+
+
+class RunningStatistics:
+    """The running statistics of one replica of a stage.
+
+    In each step call `begin_step`, then `after_forward` after each forward, then `contributions`, sum these over the
+    stage's replicas, and call `finish_step` with the sum. In between, the buffers hold no meaningful values.
+    """
+
+    def __init__(self, stage: StageModule, statistics: Sequence[Statistic]) -> None:
+        self._averages = [_Average(stage, statistic) for statistic in statistics]
+        self._micro_batches = 0
+        self._counted: set[int] = set()
+        if self._averages:
+            stage.register_forward_pre_hook(_weak_hook(weakref.WeakMethod(self._clear)), prepend=True)
+
+    def begin_step(self, micro_batches: int) -> None:
+        """Start a step of `micro_batches` micro-batches on all replicas together."""
+        self._micro_batches = micro_batches
+        self._counted = set()
+        for average in self._averages:
+            average.begin_step()
+
+    def after_forward(self, micro_batch: int) -> None:
+        """Add what the forward of `micro_batch`, numbered over all replicas, left in the buffers.
+
+        A second forward of the same micro-batch, which recomputation makes, adds nothing.
+        """
+        if micro_batch in self._counted:
+            return
+        self._counted.add(micro_batch)
+        for average in self._averages:
+            average.accumulate(micro_batch, self._micro_batches - 1 - micro_batch)
+
+    def contributions(self) -> list[Tensor]:
+        """This replica's share of the step's change, one flat tensor per Statistic, to be summed over replicas."""
+        return [average.sum for average in self._averages]
+
+    def finish_step(self, summed: list[Tensor]) -> None:
+        """Set the buffers to one process's values, from the sum of all replicas' `contributions`."""
+        for average, total in zip(self._averages, summed, strict=True):
+            average.finish_step(total)
+
+    def undo_step(self) -> None:
+        """Set the buffers to what they were before the step."""
+        for average in self._averages:
+            average.write(average.old, average.old_count)
+
+    def _clear(self) -> None:
+        for average in self._averages:
+            average.clear()
+
+
+def _weak_hook(method: weakref.WeakMethod[Any]) -> Any:
+    """Return a hook of a module that calls `method` but does not keep its object alive."""
+
+    def before(module: nn.Module, args: Any) -> None:
+        call = method()
+        if call is not None:
+            call()
+
+    return before
+
+
+class _Average:
+    """The buffers of one Statistic: their values before the step, and the weighted sum of what the step adds.
+
+    `sum` holds all its averages, flattened, and one element more: the number of calls.
+    """
+
+    def __init__(self, stage: StageModule, statistic: Statistic) -> None:
+        self.statistic = statistic
+        self.buffers: list[Tensor] = [attribute(stage, name) for name in statistic.names]
+        self.count: Tensor | None = None if statistic.count is None else attribute(stage, statistic.count)
+        self.begin_step()
+
+    def begin_step(self) -> None:
+        self.old = torch.cat([buffer.reshape(-1) for buffer in self.buffers])
+        self.old_count = 0 if self.count is None else int(self.count)
+        self.sum = torch.zeros(self.old.numel() + 1, dtype=self.old.dtype)
+
+    def clear(self) -> None:
+        """Zero the buffers unseen by autograd, which saves them for the backward but reads them in eval mode only."""
+        if self.statistic.calls:
+            for buffer in self.buffers if self.count is None else (self.count, *self.buffers):
+                buffer.data.zero_()
+
+    def accumulate(self, micro_batch: int, later: int) -> None:
+        """Add what the forward of `micro_batch` left in the cleared buffers; `later` ones of the step follow it."""
+        calls, momentum = self.statistic.calls, self.statistic.momentum
+        found = torch.cat([buffer.reshape(-1) for buffer in self.buffers])
+        if not calls:
+            self._check(same(self.old, found), micro_batch)
+            return
+        self._check(self.count is None or int(self.count) == calls, micro_batch)
+        factor = 1.0
+        if self.statistic.again:
+            factor += 1.0 if momentum is None else (1.0 - momentum) ** calls
+            calls *= 2
+        weight = float(self.statistic.calls) if momentum is None else (1.0 - momentum) ** (calls * later)
+        self.sum[:-1].add_(found, alpha=weight * factor)
+        self.sum[-1] += calls
+
+    def _check(self, is_as_traced: bool, micro_batch: int) -> None:
+        if not is_as_traced:
+            path = self.statistic.path
+            raise ModelError(
+                f"{path} was called {self.statistic.calls} times in each forward of the tracing, but not "
+                f"in that of micro-batch {micro_batch}: replicas cannot add up running statistics of a norm that only "
+                "some forwards call; plan with replicas=(1,) and without gradient checkpointing around it, or take a "
+                "norm that keeps none, such as GroupNorm or LayerNorm"
+            )
+
+    def finish_step(self, total: Tensor) -> None:
+        added, calls = total[:-1], round(total[-1].item())
+        if not calls:
+            return
+        if self.statistic.momentum is None:
+            new = (self.old * self.old_count + added) / (self.old_count + calls)
+        else:
+            new = self.old * (1.0 - self.statistic.momentum) ** calls + added
+        self.write(new, self.old_count + calls)
+
+    def write(self, averages: Tensor, count: int) -> None:
+        """Set the buffers to `averages`, flattened, of `count` calls."""
+        sizes = [buffer.numel() for buffer in self.buffers]
+        for buffer, part in zip(self.buffers, torch.split(averages, sizes), strict=True):
+            buffer.copy_(part.view_as(buffer))
+        if self.count is not None:
+            self.count.fill_(count)

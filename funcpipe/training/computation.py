@@ -16,23 +16,19 @@ from funcpipe.comm.error_feedback import ErrorFeedback
 from funcpipe.comm.gradient_chunks import cut_unit
 from funcpipe.core import Coupled, OnNan, TieRoute, Wire
 from funcpipe.model.split import StageModule
-from funcpipe.training.averaging import WeightAverage
-from funcpipe.training.batch_layout import BatchLayout
-from funcpipe.training.batchnorm import RunningStatistics
-from funcpipe.training.data import Step
-from funcpipe.training.finiteness import Finiteness
-from funcpipe.training.gradients import FlatGradient
-from funcpipe.training.norms import GradientNorm, sum_of_squares
+from funcpipe.training.averaging import TeacherUpdate, WeightAverage
+from funcpipe.training.batches import Step
+from funcpipe.training.carried import RunningStatistics
+from funcpipe.training.gradients import FlatGradient, TiedParameters
+from funcpipe.training.norms import Finiteness, GradientNorm, sum_of_squares
 from funcpipe.training.optimizers import ParameterShape
-from funcpipe.training.output_cache import OutputCache
+from funcpipe.training.output_cache import BatchLayout, OutputCache
 from funcpipe.training.parameter_hooks import NO_HOOKS, NamedHooks, ParameterHooks
 from funcpipe.training.passes import Batch, Passes
 from funcpipe.training.recipe import Recipe
-from funcpipe.training.residuals import Residuals
+from funcpipe.training.sharding import Residuals
 from funcpipe.training.stage_optimizer import StageOptimizer, trainable_parameters
 from funcpipe.training.state import StageState
-from funcpipe.training.teachers import TeacherUpdate
-from funcpipe.training.ties import TiedParameters
 
 
 class Computation:

@@ -1,27 +1,16 @@
-"""The samples of each micro-batch: every function computes the same answer without communicating.
-
-The order of an epoch's samples follows from (seed, epoch) alone. It is cut into global batches, and these into
-micro-batches; the last of each may be shorter. With 10 samples in the order 7 0 3 9 1 4 8 2 6 5, a global batch of 6
-and micro-batches of 4:
-
-    step 0: (7 0 3 9) (1 4)        step 1: (8 2 6 5)
-
-Of a dataset that lies in shards, `shards.py` makes the order.
-"""
+"""Samples of a dataset, read and collated into batches: what a model is called with, and the target."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
-import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
 from funcpipe.core.texts import error_text
 from funcpipe.errors import DataError, FuncPipeError
 from funcpipe.platforms.request_meter import RequestMeter
-from funcpipe.training.shards import ShardedEpoch, ShardedSamples
 
 Collate = Callable[[list[Any]], Any]
 """Makes one batch of samples: a tuple of the model's inputs and, last, the target, or a dictionary of arguments.
@@ -59,104 +48,6 @@ class LoadedBatch:
     args: tuple[Any, ...] = ()
     kwargs: Mapping[str, Any] = field(default_factory=dict)
     target: Any = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
-    """One training step, maybe its epoch's last: the indices of the samples in each of its micro-batches."""
-
-    number: int
-    epoch: int
-    micro_batches: tuple[tuple[int, ...], ...]
-    ends_epoch: bool = False
-
-    @property
-    def samples(self) -> int:
-        """The number of samples in the step's global batch."""
-        return sum(len(indices) for indices in self.micro_batches)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Batches:
-    """A dataset of `samples` samples, cut into steps; without `shuffle`, in the dataset's own order.
-
-    With `shards`, the order is one that lets each replica read shards of its own.
-    """
-
-    samples: int
-    global_batch: int
-    micro_batch: int
-    seed: int
-    shuffle: bool = True
-    shards: ShardedSamples | None = None
-
-    def __post_init__(self) -> None:
-        if self.samples < self.global_batch:
-            raise DataError(
-                f"the dataset has {self.samples} samples, too few for one global batch of {self.global_batch}; "
-                "plan for a smaller batch or give more data"
-            )
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Global batches of an epoch, including a short last one."""
-        return -(-self.samples // self.global_batch)
-
-    @property
-    def micro_batch_sizes(self) -> frozenset[int]:
-        """The numbers of samples in micro-batches, the last of a global batch and of an epoch included."""
-        sizes = set()
-        for samples in {min(self.global_batch, self.samples), self.samples % self.global_batch}:
-            sizes |= {min(self.micro_batch, samples), samples % self.micro_batch}
-        return frozenset(sizes - {0})
-
-    def beside(self, index: int) -> int:
-        """Return a sample that may lie in one micro-batch with that at `index`: the first one that does, or of all."""
-        if self.shuffle:
-            return 0 if self.micro_batch > 1 else index
-        return index - index % self.global_batch % self.micro_batch
-
-    def micro_batches_of(self, step: int) -> int:
-        """Return the number of micro-batches of step `step`, numbered from the start of training."""
-        return -(-self.samples_of(step) // self.micro_batch)
-
-    def samples_of(self, step: int) -> int:
-        """Return the number of samples of step `step`, numbered from the start of training."""
-        first_sample = step % self.steps_per_epoch * self.global_batch
-        return min(self.global_batch, self.samples - first_sample)
-
-    def steps_from(self, first: int, epochs: int) -> Iterator[Step]:
-        """Yield the steps of `epochs` epochs of training, without the first `first` steps."""
-        for epoch in range(first // self.steps_per_epoch, epochs):
-            yield from self._steps(epoch, max(first - epoch * self.steps_per_epoch, 0))
-
-    def epoch(self, epoch: int) -> tuple[Step, ...]:
-        """Return the steps of one epoch, numbered from the start of training."""
-        return tuple(self._steps(epoch, 0))
-
-    def _steps(self, epoch: int, first: int) -> Iterator[Step]:
-        """Yield the steps of one epoch, without its first `first`; each is made when it is asked for."""
-        batch = self._batches_of(epoch)
-        for number in range(first, self.steps_per_epoch):
-            yield Step(
-                number=epoch * self.steps_per_epoch + number,
-                epoch=epoch,
-                micro_batches=_cut(batch(number), self.micro_batch),
-                ends_epoch=number == self.steps_per_epoch - 1,
-            )
-
-    def _batches_of(self, epoch: int) -> Callable[[int], Sequence[int]]:
-        """Return a function that gives the samples of each global batch of an epoch, by its number."""
-        if self.shards is not None and self.shuffle:
-            return ShardedEpoch(self.shards, global_batch=self.global_batch, seed=self.seed, epoch=epoch).batch
-        order = sample_order(self.samples, self.seed, epoch) if self.shuffle else range(self.samples)
-        return lambda number: order[number * self.global_batch : (number + 1) * self.global_batch]
-
-
-def sample_order(samples: int, seed: int, epoch: int) -> tuple[int, ...]:
-    """Return the order of the sample indices 0 … `samples` - 1 in one epoch."""
-    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
-    return tuple(torch.randperm(samples, generator=generator).tolist())
 
 
 @contextlib.contextmanager
@@ -306,7 +197,3 @@ def _difference(one: Any, other: Any, name: str) -> tuple[str, str] | None:
 def few(indices: Sequence[int]) -> str:
     """Return the first of some indices, in words."""
     return ", ".join(map(str, indices[:4])) + (", …" if len(indices) > 4 else "")
-
-
-def _cut(items: Sequence[int], size: int) -> tuple[Any, ...]:
-    return tuple(tuple(items[i : i + size]) for i in range(0, len(items), size))

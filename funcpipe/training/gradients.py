@@ -8,19 +8,72 @@ A parameter without a gradient is marked by -0.0 in all its elements, and -0.0 i
 Adding -0.0 changes no number, not even -0.0, so any range of the sum still shows which parameters have no gradient on
 any replica. Those keep `grad = None`, and the optimiser skips them, as in one process. Numbers that the format of the
 sums would round to 0 are made 0.0 too, as negative ones would become -0.0 on their way.
+
+Parameters that several stages hold are tied: partial sums travel from the last holder to the first, and each adds its
+own gradient to those of the later holders. The first holder's stage then sums over replicas and sends the result to all
+other holders. The copies start equal and get the same updates, so they stay equal.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from funcpipe.comm.buffer_pool import block
-from funcpipe.core import Wire
+from funcpipe.core import TieRoute, Wire
 from funcpipe.errors import PlanError
-from funcpipe.training.backward_thread import BackwardThread
 from funcpipe.training.norms import as_real, sum_of_squares
+
+
+class BackwardThread:
+    """Runs `compute`, a backward, and lets other threads wait for what it has completed so far."""
+
+    def __init__(self, compute: Callable[[], None]) -> None:
+        self._compute = compute
+        self._changed = threading.Condition()
+        self._ended = False
+        self._error: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="funcpipe-backward", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def join(self) -> None:
+        """Return once the backward has ended, even with an error."""
+        self._thread.join()
+
+    def wait_for(self, complete: Callable[[], bool]) -> bool:
+        """Wait until `complete()` or the end of the backward; true if it has ended. Raises the backward's error."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._ended or complete())
+            if not self._ended:
+                return False
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+        return True
+
+    @contextmanager
+    def updating(self) -> Iterator[None]:
+        """Let the objects of `wait_for` change within this context; those who wait check again when it ends."""
+        with self._changed:
+            yield
+            self._changed.notify_all()
+
+    def _run(self) -> None:
+        torch.get_num_threads()  # makes torch apply its number of threads to this thread too
+        try:
+            self._compute()
+        except BaseException as error:  # noqa: BLE001 - raised where the end is waited for
+            self._error = error
+        finally:
+            with self.updating():
+                self._ended = True
+
 
 _NO_GRADIENT = -0.0
 
@@ -206,3 +259,53 @@ def _in_form_of(parameter: Tensor, values: Tensor) -> Tensor:
 def is_absent(values: Tensor) -> bool:
     """Return True if no replica had a gradient of a parameter, whose summed gradient, or a part of it, is `values`."""
     return not values[:1].any() and bool(values.signbit().all()) and not values.any()
+
+
+class TiedParameters:
+    """The tied parameters of one stage, by the common name that all their holders use."""
+
+    def __init__(self, parameters: Mapping[str, nn.Parameter], routes: Sequence[TieRoute], stage: int) -> None:
+        self._parameters = dict(parameters)
+        self._borrowed = {name for route in routes if stage in route.stages[1:] for name in route.parameters}
+        self._received: list[Mapping[str, Tensor]] = []
+        self._sums: dict[str, Tensor] = {}
+
+    def is_borrowed(self, parameter: nn.Parameter) -> bool:
+        """Return True if an earlier stage holds `parameter` too, and so sums its gradient over the replicas."""
+        return any(self._parameters[name] is parameter for name in self._borrowed)
+
+    def receive(self, gradients: Mapping[str, Tensor]) -> None:
+        """Keep a later holder's partial sums until `add_received`."""
+        self._received.append(gradients)
+
+    def add_received(self) -> None:
+        """Add the received partial sums to this stage's own gradients."""
+        for gradients in self._received:
+            for name, gradient in gradients.items():
+                parameter = self._parameters[name]
+                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+        self._received = []
+
+    def gradients(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return the partial sums so far; a parameter that the loss does not depend on is left out."""
+        found = {name: self._parameters[name].grad for name in names}
+        return {name: gradient for name, gradient in found.items() if gradient is not None}
+
+    def replace(self, gradients: Mapping[str, Tensor]) -> None:
+        """Set this stage's gradients to what it has sent to others before."""
+        for name, gradient in gradients.items():
+            self._parameters[name].grad = gradient
+
+    def parameter(self, name: str) -> nn.Parameter:
+        """Return the parameter with the common name `name`."""
+        return self._parameters[name]
+
+    def receive_sums(self, gradients: Mapping[str, Tensor]) -> None:
+        """Keep the gradients of the whole global batch until `finish_step`."""
+        self._sums.update(gradients)
+
+    def finish_step(self) -> None:
+        """Give the borrowed parameters the gradients of the whole global batch."""
+        for name in self._borrowed:
+            self._parameters[name].grad = self._sums.get(name)
+        self._sums = {}

@@ -1,7 +1,8 @@
 """Loading of micro-batches in functions: torch's DataLoader, asked for one after the other, ahead of the computation.
 
 A stage that reads inputs of the model, or computes the loss, has a `Loader`. Tasks of the load lane order from it, and
-forwards take what was loaded. Samples depend on (seed, epoch, index) alone, so every function loads the same.
+forwards take what was loaded. Samples depend on (seed, epoch, index) alone, so every function loads the same: the
+generators are seeded anew for each of them, and data augmentation does not depend on which function loads what.
 """
 
 import functools
@@ -15,15 +16,53 @@ from typing import Any, NamedTuple
 
 import cloudpickle
 import torch
-from torch.utils.data import DataLoader, Dataset, get_worker_info
+from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
+from funcpipe.model.draws import GENERATORS, SHARED_GENERATORS, layer_seed, reseed
 from funcpipe.model.graph import Signature
 from funcpipe.model.split import StageModule
-from funcpipe.training.data import Batches, LoadedBatch, MapDataset
+from funcpipe.training.batches import Batches
+from funcpipe.training.data import Collate, LoadedBatch, MapDataset, collated, is_default_collate
 from funcpipe.training.data_source import LoaderOptions
 from funcpipe.training.passes import Batch
-from funcpipe.training.rng import SeededDataset
 from funcpipe.training.tensor_table import TensorTable
+
+
+class SeededDataset:
+    """`dataset`, with the generators seeded before each sample: within an epoch, a sample is always the same.
+
+    Samples that are tensors in memory draw nothing, and leave the generators to others.
+    """
+
+    def __init__(self, dataset: MapDataset, seed: int, epoch: int) -> None:
+        self._dataset = dataset
+        self._seed = seed
+        self._epoch = epoch
+        self._draws = type(dataset) not in (TensorDataset, TensorTable)
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, index: int) -> Any:
+        if not self._draws:
+            return self._dataset[index]
+        with SHARED_GENERATORS.loading():
+            reseed(layer_seed(self._seed, self._epoch, index, "sample"), GENERATORS)
+            return self._dataset[index]
+
+    def batch(self, indices: Sequence[int], collate: Collate | None = None) -> LoadedBatch:
+        """Return the samples at `indices` as one batch, made by `collate` or as torch does without one.
+
+        The generators are seeded for `collate` too, from the first of the samples. Raises DataError for samples or
+        batches that have no inputs and target.
+        """
+        samples = [self[index] for index in indices]
+        if is_default_collate(collate):
+            return collated(samples, indices, collate)
+        with SHARED_GENERATORS.loading():
+            reseed(layer_seed(self._seed, self._epoch, indices[0], "batch"), GENERATORS)
+            return collated(samples, indices, collate)
+
 
 _log = logging.getLogger(__name__)
 

@@ -26,12 +26,12 @@ from funcpipe.model.draws import SHARED_GENERATORS
 from funcpipe.model.graph import Statistic
 from funcpipe.model.split import StageModule
 from funcpipe.model.tensors import flatten
+from funcpipe.training.batches import Step
 from funcpipe.training.carried import CarriedValues
-from funcpipe.training.data import Step
-from funcpipe.training.finiteness import Finiteness
+from funcpipe.training.losses import seed_loss
+from funcpipe.training.norms import Finiteness
 from funcpipe.training.output_cache import OutputCache
 from funcpipe.training.recipe import Recipe
-from funcpipe.training.rng import seed_loss
 
 Batch = tuple[Mapping[str, Tensor], Any]
 """The model inputs of one micro-batch by name, and its target."""

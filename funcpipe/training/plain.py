@@ -20,8 +20,9 @@ from funcpipe.model.graph.modes import training_mode
 from funcpipe.model.graph.reachable import reachable
 from funcpipe.model.split.stage import trained_by
 from funcpipe.model.tensors import named_tensors
-from funcpipe.training.batch_layout import BatchLayout
-from funcpipe.training.data import Collate, MapDataset, Step
+from funcpipe.training.batches import Step
+from funcpipe.training.data import Collate, MapDataset
+from funcpipe.training.output_cache import BatchLayout
 from funcpipe.training.parameter_hooks import hooks_of
 from funcpipe.training.plain_loop import PlainLoop
 from funcpipe.training.recipe import Recipe

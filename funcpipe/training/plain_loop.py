@@ -1,7 +1,13 @@
-"""The loop of plain PyTorch that trains a model in place: on whole batches, or accumulating those of micro-batches."""
+"""The loop of plain PyTorch that trains a model in place: on whole batches, or accumulating those of micro-batches.
+
+In the latter it draws the random numbers of a run. The generators are seeded anew for each call of the model that draws
+random numbers and for the loss, from (seed, step, micro-batch, name), so that dropout and noise do not depend on which
+function computes what.
+"""
 
 import math
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -11,21 +17,28 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from funcpipe.core import Coupled, Interval, OnNan
-from funcpipe.model.draws import layer_seed, reseed
+from funcpipe.model.draws import (
+    DrawingOperators,
+    layer_seed,
+    module_draw,
+    operator_draw,
+    reseed,
+)
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.isolation import Snapshot
 from funcpipe.model.graph.modes import without_caches
-from funcpipe.model.graph.program import autocast_to
+from funcpipe.model.graph.program import WHOLE, autocast_to
 from funcpipe.model.split.stage import trained_by
 from funcpipe.model.tensors import flatten
-from funcpipe.training.batch_layout import BatchLayout, first_dims
-from funcpipe.training.data import Collate, LoadedBatch, MapDataset, Step
-from funcpipe.training.lr_schedule import LrSchedule
+from funcpipe.training.averaging import TeacherUpdate
+from funcpipe.training.batches import Step
+from funcpipe.training.data import Collate, LoadedBatch, MapDataset
+from funcpipe.training.loading import SeededDataset
+from funcpipe.training.losses import seed_loss
 from funcpipe.training.optimizers import call_factory
+from funcpipe.training.output_cache import BatchLayout, first_dims
 from funcpipe.training.parameter_hooks import NamedHooks, hook_seed, hooked
-from funcpipe.training.recipe import Recipe
-from funcpipe.training.rng import SeededDataset, seed_loss, seeded
-from funcpipe.training.teachers import TeacherUpdate
+from funcpipe.training.recipe import LrSchedule, Recipe
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,3 +211,98 @@ class PlainLoop:
 
 def _has_gradient(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.requires_grad
+
+
+def seeded(model: nn.Module, graph: LayerGraph, seed: int, step: int, micro_batch: int) -> "SeededModel":
+    """Within this context, one forward of the plain `model` draws the random numbers that the stages of `graph` draw.
+
+    Enter it again for the backward if the model recomputes parts of its forward there (torch.utils.checkpoint).
+    """
+    return SeededModel(model, graph, (seed, step, micro_batch))
+
+
+class SeededModel(DrawingOperators):
+    """Seeds the draws of a plain model as its traced graph does.
+
+    Operators are looked at only if some draw outside of modules that are one node: below a dispatch mode autograd adds
+    gradients up differently, with other strides, and kernels of torch may then give other results.
+
+    torch's generator holds the seed that it was last given, also when a checkpoint has put it back to where a region of
+    the forward began. So that seed says which draws have been before, and a region that is computed again draws the
+    same numbers.
+    """
+
+    def __init__(self, model: nn.Module, graph: LayerGraph, seed: tuple[int, int, int]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._model = model
+        self._seed = seed
+        nodes = list(graph.module.graph.nodes)
+        drawing = [node for node in nodes if "draws" in node.meta]
+        self._has_drawing_operators = any(node.op != "call_module" for node in drawing)
+        self._paths = dict.fromkeys(str(node.target) for node in nodes if node.op == "call_module")
+        draws = [node.meta["draws"] for node in drawing if node.op == "call_module"]
+        self._generators = {name: item.generators for item in draws for name in item.names}
+        self._calls: Counter[str] = Counter()  # draws and calls of modules so far, by path; "" for draws outside those
+        self._calls_at: dict[int, Counter[str]] = {}  # the same at the time when torch's generator had some seed
+        self._handles: list[Any] = []
+        self._inside = 0
+        self._seeds_inside: set[int] = set()  # of modules that are one node, while they run
+
+    def __enter__(self) -> "SeededModel":
+        if not self._calls_at:
+            self._go_on("forward", self._calls)
+        modules = {**dict(self._model.named_modules(remove_duplicate=False)), WHOLE: self._model}
+        for path in self._paths:
+            self._handles += [
+                modules[path].register_forward_pre_hook(self._entry(path), prepend=True),
+                modules[path].register_forward_hook(self._leave, always_call=True),
+            ]
+        if self._has_drawing_operators:
+            super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        if self._has_drawing_operators:
+            super().__exit__(*error)  # type: ignore[no-untyped-call]
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def before(self) -> None:
+        """Seed the draw of an operator outside of modules that are one node."""
+        if not self._is_inside():
+            calls = self._position()
+            self._go_on(operator_draw(calls[""] + 1), calls)
+
+    def drawn(self) -> None:
+        """Count it."""
+        if not self._is_inside():
+            self._calls = self._calls_at[torch.initial_seed()] = self._position() + Counter([""])
+
+    def _entry(self, path: str) -> Any:
+        def before(module: nn.Module, args: Any) -> None:
+            if not self._inside:
+                calls = self._position() + Counter([path])
+                name = module_draw(path, calls[path])
+                self._go_on(name, calls, self._generators.get(name, frozenset()))
+                self._seeds_inside.add(torch.initial_seed())
+            self._inside += 1
+
+        return before
+
+    def _leave(self, module: nn.Module, args: Any, output: Any) -> None:
+        self._inside -= 1
+        if not self._inside:
+            self._go_on(f"after {torch.initial_seed()}", self._position())
+
+    def _is_inside(self) -> bool:
+        """Return True if a module that is one node is running, or a checkpoint inside it computes part of it again."""
+        return bool(self._inside) or torch.initial_seed() in self._seeds_inside
+
+    def _position(self) -> Counter[str]:
+        return self._calls_at.get(torch.initial_seed(), self._calls)
+
+    def _go_on(self, name: str, calls: Counter[str], generators: Set[str] = frozenset()) -> None:
+        seed = layer_seed(*self._seed, name)
+        reseed(seed, {"torch", *generators})
+        self._calls = self._calls_at[seed] = calls

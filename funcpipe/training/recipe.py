@@ -1,27 +1,25 @@
-"""The recipe of a model's training, apart from its data and its plan: the same for the functions of every stage."""
+"""The recipe of a model's training, apart from its data and its plan: the same for the functions of every stage.
 
-from collections.abc import Callable, Sequence
+Its learning-rate schedule is torch's scheduler on one optimiser, stepped where plain training steps it. Every stage
+makes the same scheduler on its own optimiser, and steps it at the same training steps, so all stages have the same
+learning rate. A step that is skipped because gradients overflowed counts too, as in torch's usual loop.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from funcpipe.core import Coupled, Interval, OnNan, Precision, Reduction, checks
-from funcpipe.errors import InvalidValue, PlanError
-from funcpipe.model.graph.program import autocast_to
-from funcpipe.training.averaging import EMA, SWA
+from funcpipe.errors import DataError, InputError, InvalidValue, PlanError
+from funcpipe.training.averaging import EMA, SWA, Teacher, as_teachers
+from funcpipe.training.batches import Step
+from funcpipe.training.losses import CastLoss, LossFunction, WeightedLoss
 from funcpipe.training.norms import GradientNorm, LossScale
-from funcpipe.training.teachers import Teacher, as_teachers
-from funcpipe.training.weighted_loss import WeightedLoss
-
-LossFunction = Callable[[Any, Any], Any]
-"""The mean loss over a batch, of the model's output and the target; or, if that is declared, a sum and its weight."""
-
-OptimizerFactory = Callable[..., Optimizer]
-"""Makes the optimiser of the parameters that it is given; if its argument is called `named_parameters`, of pairs of
-their full names and the parameters.
-"""
+from funcpipe.training.optimizers import OptimizerFactory, join_tensors, split_tensors
 
 SchedulerFactory = Callable[[Optimizer], LRScheduler]
 """Makes the learning-rate scheduler of the optimiser that it is given."""
@@ -130,19 +128,6 @@ class Recipe:
         return self.loss if self.precision is Precision.FP32 else CastLoss(self.loss, self.precision)
 
 
-@dataclass(frozen=True)
-class CastLoss:
-    """A loss function under autocast; unlike a closure, it can be sent to functions."""
-
-    loss: LossFunction
-    precision: Precision
-
-    def __call__(self, output: Any, target: Any) -> Any:
-        """Return the loss of `output` against `target`."""
-        with autocast_to(self.precision):
-            return self.loss(output, target)
-
-
 def check_precision(what: str, precision: Precision, recipe: Recipe) -> None:
     """Raise PlanError if `what`, a plan or a profile, is for another precision: its times and memory are not right."""
     if precision is not recipe.precision:
@@ -193,3 +178,69 @@ def _check_factory(field: str, value: object, made: type, example: str) -> None:
 def no_optimizer(parameters: Any) -> Optimizer:
     """Return the optimiser of a model that is only evaluated. Raises PlanError when it is to train."""
     raise PlanError("the model has no optimizer; to train it, give FuncPipe one: optimizer=partial(torch.optim.SGD, …)")
+
+
+PREFIX = "scheduler"
+"""The prefix of the names of the tensors that a scheduler keeps."""
+
+
+class LrSchedule:
+    """The scheduler that `recipe` has, on `optimizer`."""
+
+    def __init__(self, recipe: Recipe, optimizer: Optimizer) -> None:
+        """Raises InputError unless the recipe's factory makes a scheduler of this optimiser."""
+        assert recipe.scheduler is not None, "without a scheduler there is no schedule"
+        made = recipe.scheduler(optimizer)
+        optimizer._opt_called = True  # type: ignore[attr-defined]  # or torch warns when the first step is skipped
+        if not isinstance(made, LRScheduler):
+            raise InputError(
+                f"the scheduler factory returns a {type(made).__name__}; it must return a scheduler of "
+                "torch.optim.lr_scheduler, or a subclass of its LRScheduler; join several in a SequentialLR or a "
+                "ChainedScheduler"
+            )
+        if made.optimizer is not optimizer:
+            raise InputError(
+                f"the {type(made).__name__} that the scheduler factory returns is of another optimiser than the one "
+                "that the factory is given; make it of the factory's argument: scheduler=lambda optimizer: …"
+            )
+        self._scheduler = made
+        self._interval, self._monitor = recipe.scheduler_interval, recipe.scheduler_monitor
+
+    @property
+    def kind(self) -> str:
+        """The scheduler's class."""
+        return type(self._scheduler).__name__
+
+    @property
+    def needs_validation(self) -> bool:
+        """True if it is stepped with a value of a validation."""
+        return isinstance(self._scheduler, ReduceLROnPlateau)
+
+    def after_step(self, step: Step) -> None:
+        """Step the scheduler if it is due after `step`."""
+        if not self.needs_validation and (self._interval is Interval.STEP or step.ends_epoch):
+            self._scheduler.step()
+
+    def after_validation(self, values: Mapping[str, float]) -> None:
+        """Step a ReduceLROnPlateau with the value that it monitors. Raises DataError if `values` lacks that."""
+        if not isinstance(self._scheduler, ReduceLROnPlateau):
+            return
+        if self._monitor not in values:
+            raise DataError(
+                f"the {self.kind} monitors {self._monitor!r}, which the validation does not have; "
+                f"let scheduler_monitor be one of {', '.join(sorted(values)) or 'its metrics'}"
+            )
+        self._scheduler.step(values[self._monitor])
+
+    def capture(self, tensors: dict[str, Tensor]) -> dict[str, Any]:
+        """The scheduler's state as JSON; its tensors go into `tensors`. Raises ModelError if it is not plain data."""
+        return {"kind": self.kind, "state": split_tensors(self._scheduler.state_dict(), PREFIX, tensors)}
+
+    def restore(self, saved: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> None:
+        """Go back to what `capture` returned. Raises PlanError if that was another kind of scheduler."""
+        if saved["kind"] != self.kind:
+            raise PlanError(
+                f"the run was started with a {saved['kind']} as its scheduler, not a {self.kind}; "
+                "resume it with what it was started with"
+            )
+        self._scheduler.load_state_dict(join_tensors(saved["state"], tensors))

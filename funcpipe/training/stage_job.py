@@ -13,18 +13,17 @@ from funcpipe.model.graph import Signature
 from funcpipe.model.split import StageModule, load_stage
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.request_meter import RequestMeter
-from funcpipe.training.batch_layout import BatchLayout
+from funcpipe.training.batches import Batches, ShardedSamples
 from funcpipe.training.computation import Computation
-from funcpipe.training.data import Batches, LoadedBatch
-from funcpipe.training.data_source import DataSource
+from funcpipe.training.data import LoadedBatch
+from funcpipe.training.data_source import DataSource, StoredData, of_evaluation
 from funcpipe.training.evaluation import StageEvaluation
 from funcpipe.training.loading import Loader, Order, batch_selector
 from funcpipe.training.optimizers import ParameterShape
+from funcpipe.training.output_cache import BatchLayout
 from funcpipe.training.parameter_hooks import NamedHooks
 from funcpipe.training.passes import Batch
 from funcpipe.training.recipe import Recipe
-from funcpipe.training.shards import ShardedSamples
-from funcpipe.training.stored_data import StoredData, of_evaluation
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,12 @@ from funcpipe.comm.collectives import Pattern
 from funcpipe.comm.cuts import cut
 from funcpipe.model.draws import SHARED_GENERATORS, layer_seed, reseed
 from funcpipe.model.split import StageModule
-from funcpipe.training.data import Step
+from funcpipe.training.batches import Step
 from funcpipe.training.gradients import Layout
-from funcpipe.training.lr_schedule import LrSchedule
 from funcpipe.training.norms import GradientNorm
 from funcpipe.training.optimizers import ParameterShape, stage_optimizer
-from funcpipe.training.recipe import Recipe
-from funcpipe.training.sharding import ShardedOptimizer
+from funcpipe.training.recipe import LrSchedule, Recipe
+from funcpipe.training.sharding import ShardedOptimizer, capture_shard, restore_shard
 from funcpipe.training.state import (
     SCHEDULER,
     StageState,
@@ -24,7 +23,6 @@ from funcpipe.training.state import (
     tensor_names,
     with_settings,
 )
-from funcpipe.training.state_shards import capture_shard, restore_shard
 
 
 class StageOptimizer:

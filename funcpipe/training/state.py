@@ -21,8 +21,14 @@ from funcpipe.model.split.module_state import Attributes, decode_attributes, rea
 from funcpipe.model.split.stage import of_loss, of_model
 from funcpipe.model.tensors import named_tensors
 from funcpipe.training.norms import GradientNorm, LossScale
-from funcpipe.training.state_groups import OPTIMIZER, capture_optimizer, restore_optimizer, select_optimizer
-from funcpipe.training.state_tree import rename_tensors, tensor_names_in
+from funcpipe.training.optimizers import (
+    OPTIMIZER,
+    capture_optimizer,
+    rename_tensors,
+    restore_optimizer,
+    select_optimizer,
+    tensor_names_in,
+)
 
 MODEL, AVERAGED = "model/", "averaged/"
 

@@ -14,8 +14,8 @@ from funcpipe.core import Plan, Routes, Wire, worker_name
 from funcpipe.runstate.keys import Keys
 from funcpipe.scheduler.execute import TaskResult
 from funcpipe.scheduler.tasks import Kind, Task, source_of
+from funcpipe.training.batches import Step
 from funcpipe.training.computation import Computation
-from funcpipe.training.data import Step
 from funcpipe.training.loading import Loader
 from funcpipe.training.output_cache import OutputCache
 from funcpipe.worker.synchronisation import Synchronisation, result_of

@@ -16,10 +16,9 @@ from funcpipe.scheduler.execute import TaskResult, execute
 from funcpipe.scheduler.forward_graph import forward_graph
 from funcpipe.scheduler.graph import Graph
 from funcpipe.scheduler.tasks import Kind, Task, source_of
-from funcpipe.training.data import Step
-from funcpipe.training.evaluation import Evaluation, StageEvaluation
+from funcpipe.training.batches import Step
+from funcpipe.training.evaluation import Evaluation, Scores, StageEvaluation
 from funcpipe.training.passes import Batch
-from funcpipe.training.scores import Scores
 from funcpipe.worker.lane_monitor import LaneMonitor
 from funcpipe.worker.step_graph import message_counts
 

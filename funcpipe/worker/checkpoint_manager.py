@@ -16,7 +16,7 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.runstate.replica_marks import Difference, compare, digest_of, instruction_set
 from funcpipe.training.computation import Computation
-from funcpipe.training.state_shards import without_model
+from funcpipe.training.sharding import without_model
 from funcpipe.worker.checkpoint_interval import CheckpointInterval
 from funcpipe.worker.message_gc import MessageGC, StepMessages
 

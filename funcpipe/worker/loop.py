@@ -26,8 +26,8 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.runstate.renewal import Renewal
 from funcpipe.runstate.replica_marks import instruction_set
+from funcpipe.training.batches import Batches, Step
 from funcpipe.training.computation import Computation
-from funcpipe.training.data import Batches, Step
 from funcpipe.worker.background import Background
 from funcpipe.worker.checkpoint_interval import CheckpointInterval
 from funcpipe.worker.checkpoint_manager import CheckpointManager

@@ -11,8 +11,8 @@ from funcpipe.comm.collectives import open_downloads
 from funcpipe.core import Event, StepReport, WorkerSpec
 from funcpipe.core.logs import at_step
 from funcpipe.scheduler.execute import execute
+from funcpipe.training.batches import Step
 from funcpipe.training.computation import Computation
-from funcpipe.training.data import Step
 from funcpipe.training.loading import Loader
 from funcpipe.worker.actions import Actions
 from funcpipe.worker.background import Background

@@ -26,7 +26,7 @@ from funcpipe.runstate.validation_reports import ValidationKeys, find_report, lo
 from funcpipe.runstate.validations import BestModel, get_part, put_part
 from funcpipe.scheduler.execute import TaskResult
 from funcpipe.scheduler.tasks import Kind, Task
-from funcpipe.training.data import Step
+from funcpipe.training.batches import Step
 from funcpipe.training.evaluation import StageEvaluation, evaluating
 from funcpipe.training.loading import Loader
 from funcpipe.training.metrics import Part

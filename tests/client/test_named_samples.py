@@ -16,7 +16,7 @@ from funcpipe.core import RunSettings, Validation
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
-from funcpipe.training.adapters import loss_of_output
+from funcpipe.training.losses import loss_of_output
 from funcpipe.training.recipe import Recipe
 from tests.client.validated import run
 from tests.e2e.plans import even_plan, momentum

@@ -26,9 +26,10 @@ from funcpipe.errors import NotFinite, WorkerFailed
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
-from funcpipe.training.finiteness import Finiteness
+from funcpipe.training.losses import LossFunction
+from funcpipe.training.norms import Finiteness
 from funcpipe.training.plain import train_in_one_process
-from funcpipe.training.recipe import LossFunction, Recipe
+from funcpipe.training.recipe import Recipe
 from funcpipe.worker.checkpoint_manager import CheckpointManager
 from tests.client.threads import job as quick_job
 from tests.support import chaos

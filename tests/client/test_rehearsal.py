@@ -16,9 +16,9 @@ from funcpipe import DataError, FuncPipeError, InputError, ModelError
 from funcpipe.client.rehearsal import rehearse
 from funcpipe.core import OnNan
 from funcpipe.model.draws import generator_states
-from funcpipe.training.adapters import loss_of_output
 from funcpipe.training.data import LoadedBatch
-from funcpipe.training.recipe import LossFunction, Recipe
+from funcpipe.training.losses import LossFunction, loss_of_output
+from funcpipe.training.recipe import Recipe
 
 SGD = partial(torch.optim.SGD, lr=0.1)
 INPUTS, CLASSES = torch.randn(4, 8, generator=torch.Generator().manual_seed(1)), torch.tensor([0, 1, 2, 0])

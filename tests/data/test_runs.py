@@ -16,8 +16,7 @@ from funcpipe.errors import DataError, PlanError
 from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.testing.faults import ClientKilled
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.training.data_source import LoaderOptions
-from funcpipe.training.stored_data import prepare_data
+from funcpipe.training.data_source import LoaderOptions, prepare_data
 from tests.support.data_reads import data_job, train_in_threads
 from tests.support.shard_files import as_pair, write_mds
 

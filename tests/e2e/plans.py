@@ -8,7 +8,7 @@ from torch import nn
 
 from funcpipe.core import OptimizerKind, Plan, ScheduleKind, Sync, Wire
 from funcpipe.model.graph import trace
-from funcpipe.training.data import Batches
+from funcpipe.training.batches import Batches
 from tests.support.plans import even_stages
 
 momentum: Callable[..., torch.optim.Optimizer] = partial(torch.optim.SGD, lr=0.05, momentum=0.9)

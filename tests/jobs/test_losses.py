@@ -15,7 +15,7 @@ from funcpipe import DataError
 from funcpipe.client.launch import _record
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.training.adapters import loss_of_output
+from funcpipe.training.losses import loss_of_output
 from tests.in_process import prepared_run
 from tests.jobs.scripts import EQUAL, Script, job_of, run_over_functions, run_script, worst_difference
 from tests.support.run_keys import NONCE

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from funcpipe.errors import ModelError, PlanError
 from funcpipe.model.graph import trace
 from funcpipe.model.split import split
-from funcpipe.training.batchnorm import RunningStatistics
+from funcpipe.training.carried import RunningStatistics
 from tests.jobs.norms import (
     WIDTH,
     AsImages,

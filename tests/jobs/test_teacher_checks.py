@@ -10,7 +10,7 @@ from funcpipe import FuncPipe, Teacher
 from funcpipe.cli.parser import build_parser
 from funcpipe.cli.train_values import teachers_of
 from funcpipe.errors import InputError, InvalidValue, ModelError
-from funcpipe.training.teacher_checks import check_decays, warn_of_copies
+from funcpipe.training.averaging import check_decays, warn_of_copies
 from tests.jobs.scripts import SGD, job_of
 from tests.jobs.test_teachers import TEACHER, WIDTH, Distilled, Threads, distance, distilled
 

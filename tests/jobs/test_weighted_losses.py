@@ -15,8 +15,8 @@ from funcpipe.client.server_job import check_servable
 from funcpipe.core import Wire
 from funcpipe.parameter_server.values import Updates
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.training.evaluation import Scores
 from funcpipe.training.recipe import recipe_with
-from funcpipe.training.scores import Scores
 from tests.in_process import prepared_run, run_workers
 from tests.jobs.scripts import EQUAL, SGD, Script, job_of, run_over_functions, run_script, worst_difference
 from tests.jobs.test_losses import PADDING, Language, Residual, padded, ragged, refusal, sentences, token_mean, vectors

@@ -17,14 +17,14 @@ from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.values import NOTHING_CARRIED
 from funcpipe.model.split import StageModule, dump_stage, load_stage, split
 from funcpipe.model.split.stage import attach_loss, below_loss
+from funcpipe.training.batches import Step
 from funcpipe.training.computation import Computation
-from funcpipe.training.data import Step
+from funcpipe.training.loading import SeededDataset
 from funcpipe.training.optimizers import trainable_shapes
 from funcpipe.training.parameter_hooks import hooks_of
 from funcpipe.training.passes import Batch
 from funcpipe.training.plain import PlainTraining
 from funcpipe.training.recipe import Recipe
-from funcpipe.training.rng import SeededDataset
 from funcpipe.training.stage_optimizer import trainable_parameters
 from funcpipe.training.state import merge_stages
 

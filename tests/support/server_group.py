@@ -10,7 +10,7 @@ from funcpipe.parameter_server.server import ParameterServer
 from funcpipe.parameter_server.values import Chunk, Progress, Push, ServerWorker
 from funcpipe.parameter_server.worker_group import Lost, Pushed, ServerLost
 from funcpipe.platforms.base import Storage
-from funcpipe.training.data import Step
+from funcpipe.training.batches import Step
 
 
 class InTurnWorkerGroup:

@@ -11,7 +11,7 @@ from torch.optim import AdamW, Optimizer
 from torch.optim import lr_scheduler as lr
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
-from funcpipe.training.data import Batches, Step
+from funcpipe.training.batches import Batches, Step
 
 SAMPLES, GLOBAL_BATCH, MICRO_BATCH, EPOCHS = 20, 8, 2, 3
 BATCHES = Batches(samples=SAMPLES, global_batch=GLOBAL_BATCH, micro_batch=MICRO_BATCH, seed=0)

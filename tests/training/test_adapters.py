@@ -11,13 +11,9 @@ from torch import optim
 
 from funcpipe.core import OptimizerKind
 from funcpipe.errors import DataError
-from funcpipe.training.adapters import (
-    DatasetFactory,
-    LossWithTarget,
-    call_arguments,
-    loss_of_output,
-    optimizer_kind,
-)
+from funcpipe.training.data_source import DatasetFactory, call_arguments
+from funcpipe.training.losses import LossWithTarget, loss_of_output
+from funcpipe.training.recipe_trial import optimizer_kind
 
 X = torch.ones(2)
 

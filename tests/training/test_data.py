@@ -8,9 +8,10 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from funcpipe.errors import DataError
-from funcpipe.training.data import Batches, as_batch, load_batch, sample_order
+from funcpipe.training.batches import Batches, sample_order
+from funcpipe.training.data import as_batch, load_batch
 from funcpipe.training.first_batch import first_batch
-from funcpipe.training.rng import SeededDataset
+from funcpipe.training.loading import SeededDataset
 
 
 @given(st.integers(1, 200), st.integers(0, 2**40), st.integers(0, 5))

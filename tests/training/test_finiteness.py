@@ -12,9 +12,8 @@ from torch import Tensor, nn
 from funcpipe.core import OnNan
 from funcpipe.errors import NotFinite
 from funcpipe.model.graph import trace
-from funcpipe.training.data import Batches
-from funcpipe.training.finiteness import is_finite
-from funcpipe.training.norms import GradientNorm, LossScale
+from funcpipe.training.batches import Batches
+from funcpipe.training.norms import GradientNorm, LossScale, is_finite
 from funcpipe.training.plain import PlainTraining
 from funcpipe.training.recipe import Recipe
 from tests.support.in_turn import InTurn, even_bounds

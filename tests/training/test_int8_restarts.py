@@ -12,7 +12,7 @@ from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import open_platform
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.training.residuals import RESIDUAL, without_residuals
+from funcpipe.training.sharding import RESIDUAL, without_residuals
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.setup import load_worker
 from tests.e2e.plans import momentum

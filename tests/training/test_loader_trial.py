@@ -19,7 +19,7 @@ from funcpipe.errors import DataError
 from funcpipe.model.draws import generator_states
 from funcpipe.model.graph import trace
 from funcpipe.training.data_source import data_source
-from funcpipe.training.loader_trial import try_processes
+from funcpipe.training.first_batch import try_processes
 from funcpipe.training.loading import whole_batch
 from funcpipe.training.recipe import Recipe
 from tests.e2e.plans import even_plan, momentum

@@ -11,12 +11,12 @@ from torch.utils.data import Dataset
 from funcpipe.errors import DataError
 from funcpipe.model.graph import trace
 from funcpipe.model.split import split
-from funcpipe.training.batchnorm import RunningStatistics
-from funcpipe.training.data import Batches, load_batch
+from funcpipe.training.batches import Batches
+from funcpipe.training.carried import RunningStatistics
+from funcpipe.training.data import load_batch
 from funcpipe.training.data_source import LoaderOptions
-from funcpipe.training.loading import Loader, Order, batch_selector
+from funcpipe.training.loading import Loader, Order, SeededDataset, batch_selector
 from funcpipe.training.passes import Batch
-from funcpipe.training.rng import SeededDataset
 
 BATCHES = Batches(samples=10, global_batch=6, micro_batch=2, seed=0)
 

@@ -16,8 +16,8 @@ from funcpipe.core import Interval
 from funcpipe.errors import DataError, InputError, PlanError
 from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.training.averaging import EMA, SWA
+from funcpipe.training.batches import Step
 from funcpipe.training.computation import Computation
-from funcpipe.training.data import Step
 from funcpipe.training.norms import GradientNorm
 from funcpipe.training.optimizers import trainable_shapes
 from funcpipe.training.plain import PlainTraining, train_in_one_process

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from funcpipe.errors import DataError, InvalidValue
-from funcpipe.training.scores import Scores
+from funcpipe.training.evaluation import Scores
 
 LOGITS = torch.tensor([[0.1, 0.9, 0.0], [0.7, 0.2, 0.1], [0.2, 0.3, 0.5], [0.6, 0.3, 0.1]])
 TARGET = torch.tensor([1, 0, 2, 2])

@@ -11,7 +11,7 @@ from funcpipe.core import Precision
 from funcpipe.errors import PlanError
 from funcpipe.model.graph import trace
 from funcpipe.model.split import split
-from funcpipe.training.data import Batches
+from funcpipe.training.batches import Batches
 from funcpipe.training.plain import PlainTraining
 from funcpipe.training.recipe import Recipe, check_precision
 from tests.support.in_turn import InTurn, even_bounds

@@ -13,10 +13,9 @@ from torch.optim import lr_scheduler as lr
 from funcpipe import FuncPipe
 from funcpipe.core import Interval
 from funcpipe.errors import InputError, InvalidValue
-from funcpipe.training.adapters import optimizer_kind
 from funcpipe.training.optimizers import ParameterShape, trainable_shapes
 from funcpipe.training.recipe import Recipe, SchedulerFactory
-from funcpipe.training.recipe_trial import check_recipe
+from funcpipe.training.recipe_trial import check_recipe, optimizer_kind
 
 MODEL = nn.Sequential(nn.Linear(6, 16), nn.LayerNorm(16), nn.Linear(16, 4))
 SHAPES = trainable_shapes(MODEL)

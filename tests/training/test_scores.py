@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from funcpipe.errors import DataError, InvalidValue
+from funcpipe.training.evaluation import Scores
 from funcpipe.training.metrics import Part, is_torchmetric, made_metrics
-from funcpipe.training.scores import Scores
 from tests.examples import at_most
 
 if TYPE_CHECKING:

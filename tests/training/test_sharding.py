@@ -29,8 +29,7 @@ from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.gradients import FlatGradient
 from funcpipe.training.optimizer_division import check_sharding
 from funcpipe.training.optimizers import ParameterShape
-from funcpipe.training.sharding import ShardedOptimizer
-from funcpipe.training.state_shards import combine_shards, unshard
+from funcpipe.training.sharding import ShardedOptimizer, combine_shards, unshard
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.synchronisation import Synchronisation
 from tests.e2e.plans import even_plan, sample_numbers

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.errors import DataError
-from funcpipe.training.data import Batches
-from funcpipe.training.shards import WINDOW, ShardedSamples, sharded_samples
+from funcpipe.training.batches import WINDOW, Batches, ShardedSamples, sharded_samples
 
 
 @dataclass

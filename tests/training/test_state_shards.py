@@ -20,7 +20,7 @@ from funcpipe.runstate.checkpoint_index import CheckpointIndex, CheckpointPart, 
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import ResumePoint, load_resume_point
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.training.state_shards import combine_shards, unshard, without_model
+from funcpipe.training.sharding import combine_shards, unshard, without_model
 from funcpipe.worker.setup import load_worker
 from tests.e2e.plans import even_plan
 from tests.in_process import make_job, prepared_run

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from funcpipe.training.state_tree import join_tensors, rename_tensors, split_tensors, tensor_names_in
+from funcpipe.training.optimizers import join_tensors, rename_tensors, split_tensors, tensor_names_in
 
 VALUE = {"step": 3, "moments": [torch.ones(2), (torch.zeros(1), None)], "name": "x"}
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.model.graph import trace
-from funcpipe.training.data import Step
+from funcpipe.training.batches import Step
 from funcpipe.training.plain import train_in_one_process
 from funcpipe.training.recipe import Recipe
 from funcpipe.training.verify import compare_states

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from funcpipe.core import from_text, to_text
 from funcpipe.model.graph import trace
+from funcpipe.training.batches import Batches, Step
 from funcpipe.training.computation import Computation
-from funcpipe.training.data import Batches, Step
 from funcpipe.training.plain import PlainTraining
 from funcpipe.training.recipe import Recipe
 from funcpipe.training.verify import Verification, Yardstick, verify_states

@@ -18,8 +18,7 @@ from funcpipe.core import Events, Plan, Resource, ScheduleKind
 from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.training.adapters import DatasetFactory
-from funcpipe.training.data_source import LoaderOptions, data_source
+from funcpipe.training.data_source import DatasetFactory, LoaderOptions, data_source
 from funcpipe.training.plain import PlainTraining
 from funcpipe.training.state import merge_stages
 from tests.e2e.plans import even_plan, momentum

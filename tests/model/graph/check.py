@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.model.split import split
 from funcpipe.model.tensors import flatten
-from funcpipe.training.rng import seeded
+from funcpipe.training.plain_loop import seeded
 from tests.model.split.chain import assert_same, even_bounds, run_chain, take_gradients
 
 SEED = (5, 2, 9)

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from funcpipe.errors import ModelError
 from funcpipe.model.graph import trace
 from funcpipe.model.split import split
-from funcpipe.training.rng import seeded
+from funcpipe.training.plain_loop import seeded
 from tests.examples import at_most
 from tests.model.graph.check import SEED, check
 from tests.model.split.chain import take_gradients

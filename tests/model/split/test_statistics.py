@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from funcpipe.model.graph import trace
 from funcpipe.model.split import StageModule, split
-from funcpipe.training.batchnorm import RunningStatistics
+from funcpipe.training.carried import RunningStatistics
 
 
 class Norms(nn.Module):

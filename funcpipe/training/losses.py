@@ -1,9 +1,11 @@
-"""Losses that are means over something else than samples: each micro-batch gives its sum, and the weight of that.
+"""Losses in the form in which a stage computes them: of a module that returns its own, under autocast, or weighted.
 
-The loss of a step is the sum over all micro-batches, divided by the sum of their weights: that of the whole batch.
+A weighted loss is a mean over something else than samples: each micro-batch gives its sum, and the weight of that. The
+loss of a step is the sum over all micro-batches, divided by the sum of their weights: that of the whole batch.
 """
 
 import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -13,9 +15,59 @@ from torch import Tensor, nn
 
 from funcpipe.core import Precision, Reduction
 from funcpipe.errors import DataError
+from funcpipe.model.draws import (
+    GENERATORS,
+    layer_seed,
+    reseed,
+)
 from funcpipe.model.graph.program import autocast_to
 
+LossFunction = Callable[[Any, Any], Any]
+"""The mean loss over a batch, of the model's output and the target; or, if that is declared, a sum and its weight."""
+
+
+def seed_loss(seed: int, step: int, micro_batch: int) -> None:
+    """Seed the generators for the loss function."""
+    reseed(layer_seed(seed, step, micro_batch, "loss"), GENERATORS)
+
+
+def loss_of_output(output: Any, _: Any) -> Tensor:
+    """Return the loss that a module computed itself: the attribute or item `loss` of its output. Raises DataError."""
+    loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", None)
+    if not isinstance(loss, Tensor):
+        raise DataError(f"the module's output, a {type(output).__name__}, holds no loss; give a loss_fn")
+    return loss
+
+
+class LossWithTarget:
+    """A loss function bound to one target; unlike a closure, it can be pickled and sent to functions."""
+
+    def __init__(self, loss: LossFunction, target: Any) -> None:
+        self._loss = loss
+        self._target = target
+
+    def __call__(self, output: Any) -> Tensor:
+        """Return the loss of `output` against the target; of a weighted one, its sum."""
+        found = self._loss(output, self._target)
+        loss: Tensor = found[0] if isinstance(found, tuple) else found
+        return loss
+
+
+@dataclass(frozen=True)
+class CastLoss:
+    """A loss function under autocast; unlike a closure, it can be sent to functions."""
+
+    loss: LossFunction
+    precision: Precision
+
+    def __call__(self, output: Any, target: Any) -> Any:
+        """Return the loss of `output` against `target`."""
+        with autocast_to(self.precision):
+            return self.loss(output, target)
+
+
 _IGNORED = -100  # torch's own ignore_index
+
 _WAY_OUT = "return the sum of the losses of tokens or samples, and how many they are or what they weigh"
 
 
