@@ -64,16 +64,16 @@ if TYPE_CHECKING:
     from funcpipe.client.callbacks import Callback, EachStep, RunInfo
     from funcpipe.client.control import clean, status, stop
     from funcpipe.client.export import export
-    from funcpipe.client.provisioning import provision_table
     from funcpipe.client.results import Progress, RunResult
     from funcpipe.client.run_status import RunStatus, WorkerStatus
-    from funcpipe.client.server_functions import ServerFunctions
-    from funcpipe.client.server_replan import Replanner, SpotPlan
-    from funcpipe.client.server_run import ServerResult
-    from funcpipe.client.server_training import ServerCluster
     from funcpipe.client.site import Site, open_site
     from funcpipe.client.verdict import Verdict
-    from funcpipe.parameter_server.values import ServerWorker
+    from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions
+    from funcpipe.neighbours.parameter_server.on_machines import ServerCluster
+    from funcpipe.neighbours.parameter_server.replanner import Replanner, SpotPlan
+    from funcpipe.neighbours.parameter_server.server_run import ServerResult
+    from funcpipe.neighbours.parameter_server.values import ServerWorker
+    from funcpipe.neighbours.provisioning.inputs import provision_table
     from funcpipe.platforms.catalog import load_spec, open_deployment, open_platform, open_storage
     from funcpipe.platforms.machine_catalog import load_market
     from funcpipe.profiler.buckets import Bucket
@@ -176,15 +176,15 @@ _LAZY = {
     "status": "client.control",
     "stop": "client.control",
     "export": "client.export",
-    "provision_table": "client.provisioning",
+    "provision_table": "neighbours.provisioning.inputs",
     "Progress": "client.results",
     "RunResult": "client.results",
-    "Replanner": "client.server_replan",
-    "SpotPlan": "client.server_replan",
-    "ServerCluster": "client.server_training",
-    "ServerFunctions": "client.server_functions",
-    "ServerResult": "client.server_run",
-    "ServerWorker": "parameter_server.values",
+    "Replanner": "neighbours.parameter_server.replanner",
+    "SpotPlan": "neighbours.parameter_server.replanner",
+    "ServerCluster": "neighbours.parameter_server.on_machines",
+    "ServerFunctions": "neighbours.parameter_server.on_functions",
+    "ServerResult": "neighbours.parameter_server.server_run",
+    "ServerWorker": "neighbours.parameter_server.values",
     "Site": "client.site",
     "open_site": "client.site",
     "load_spec": "platforms.catalog",

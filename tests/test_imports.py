@@ -26,22 +26,19 @@ ROOMS = {
     "training": {"core", "errors", "model", "comm", "platforms.base"},
     "profiler": {"core", "errors", "model", "comm", "platforms.base"},
     "runstate": {"core", "errors", "comm", "platforms.base", "training"},
-    "parameter_server": {
-        *("core", "errors", "model", "comm", "platforms.base", "platforms.ray.library", "training", "runstate"),
-    },
     "worker": {
         *("core", "errors", "model", "comm", "scheduler", "platforms.base", "training", "profiler", "runstate"),
-        "parameter_server",
     },
     "platforms": {"core", "errors", "platforms.base", "worker"},
     "examples": set[str](),
-    "history": {"core", "errors"},
     "report": {"core", "errors", "comm.collectives", "scheduler", "partitioner"},
-    "provision": {"core", "errors", "history", "partitioner"},
 }
 """What each room may import besides itself; those above may import whatever is named here."""
 
-ABOVE = ("client", "testing", "loggers", "api", "cli", "__init__", "__main__")
+NEIGHBOURS = ("neighbours", "neighbours.provisioning", "neighbours.parameter_server", "neighbours.history")
+"""Beside the engine, which none of its rooms may import, from below to the top."""
+
+ABOVE = ("client", *NEIGHBOURS, "testing", "loggers", "api", "cli", "__init__", "__main__")
 """From below to the top: each may import all rooms, and those of `ABOVE` that come before it."""
 
 BASE = (
@@ -58,7 +55,7 @@ BASE = (
 
 WITH_TORCH = {
     *("api", "cli", "client", "comm", "examples", "loggers", "model", "profiler", "runstate", "testing", "training"),
-    *("parameter_server", "worker"),
+    *("neighbours.parameter_server", "worker"),
 }
 """Rooms that may import torch when they are loaded (the command line only inside a verb)."""
 
@@ -68,7 +65,10 @@ def module_of(path: Path) -> str:
 
 
 def room_of(module: str) -> str:
-    return "platforms.base" if module in BASE else module.partition(".")[0]
+    if module in BASE:
+        return "platforms.base"
+    parts = module.split(".")
+    return ".".join(parts[:2]) if parts[0] == "neighbours" else parts[0]
 
 
 @functools.cache
@@ -207,8 +207,9 @@ def test_planning_loads_neither_torch_nor_a_solver() -> None:
         "import funcpipe.partitioner.search.exact",
         "import funcpipe.partitioner.optimize",
         "import funcpipe.report.predict",
-        "import funcpipe.provision.workload, funcpipe.provision.fit_loss, funcpipe.provision.spotdnn_search",
-        "import funcpipe.history.journal, funcpipe.history.learned",
+        "import funcpipe.neighbours.provisioning.workload, funcpipe.neighbours.provisioning.fit_loss",
+        "import funcpipe.neighbours.provisioning.spotdnn_search",
+        "import funcpipe.neighbours.history.journal, funcpipe.neighbours.history.learned",
     )
     assert {statement: heavy for statement, loaded in found.items() if (heavy := loaded & HEAVY)} == {}
 
@@ -216,7 +217,7 @@ def test_planning_loads_neither_torch_nor_a_solver() -> None:
 def test_a_function_loads_no_client_no_search_no_solver_and_no_cloud() -> None:
     modules = (
         *("worker.attempt", "profiler.remote.function", "platforms.entry.function"),
-        "parameter_server.function_worker",
+        "neighbours.parameter_server.function_worker",
     )
     for statement, loaded in loaded_by(*(f"import funcpipe.{module}" for module in modules)).items():
         assert not loaded & ((HEAVY - {"torch"}) | {"rich", "networkx"}), statement

@@ -283,8 +283,8 @@ class Planning:
         budget are those of the whole job. `market` holds the machines, by name or from a file. With `ways` only those
         of these names are compared. Rents nothing.
         """
-        from funcpipe.client.comparing import filed
-        from funcpipe.client.provisioning import provision_table
+        from funcpipe.neighbours.history.comparing import filed
+        from funcpipe.neighbours.provisioning.inputs import provision_table
 
         measured, platform = self._profiled(profile, spec)
         job = JobSpec(

@@ -11,7 +11,6 @@ from funcpipe.client.continuation import Learned, write_back
 from funcpipe.client.export import load_into
 from funcpipe.client.job import Learner, SampleOrder
 from funcpipe.client.launch import launch, launch_detached
-from funcpipe.client.observing import file_run
 from funcpipe.client.prepare import Confirm, PreparedRun, prepare_training
 from funcpipe.client.results import RunResult
 from funcpipe.client.session import Session, open_session
@@ -32,7 +31,8 @@ from funcpipe.errors import InvalidValue
 from funcpipe.loggers import with_bar
 from funcpipe.model.split.stage import below_loss
 from funcpipe.model.tensors import named_tensors, saved_state
-from funcpipe.parameter_server.values import Updates
+from funcpipe.neighbours.history.observing import file_run
+from funcpipe.neighbours.parameter_server.values import Updates
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import LOCAL
 from funcpipe.training.data_source import Data
@@ -40,10 +40,10 @@ from funcpipe.training.verify import TOLERANCE, Verification, verify_run
 from funcpipe.worker.deferred_compiler import CompilerDeferred
 
 if TYPE_CHECKING:
-    from funcpipe.client.server_functions import ServerFunctions
-    from funcpipe.client.server_run import ServerResult
-    from funcpipe.client.server_training import ServerCluster
-    from funcpipe.parameter_server.loops import Watch
+    from funcpipe.neighbours.parameter_server.loops import Watch
+    from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions
+    from funcpipe.neighbours.parameter_server.on_machines import ServerCluster
+    from funcpipe.neighbours.parameter_server.server_run import ServerResult
 
 
 class FuncPipe(Evaluating):
@@ -167,11 +167,16 @@ class FuncPipe(Evaluating):
         Raises PlanError, DataError or ModelError before anything starts, WorkerFailed when no worker is left, RunHalted
         at a limit. The module changes only if the run succeeds.
         """
-        from funcpipe.client.comparing import file_server_run
-        from funcpipe.client.server_functions import ServerFunctions, train_on_functions
-        from funcpipe.client.server_run import ServerRun
-        from funcpipe.client.server_training import check_given, cluster_of, server_job_of, train_on_cluster
-        from funcpipe.parameter_server.loops import nothing_changes
+        from funcpipe.neighbours.history.comparing import file_server_run
+        from funcpipe.neighbours.parameter_server.loops import nothing_changes
+        from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions, train_on_functions
+        from funcpipe.neighbours.parameter_server.on_machines import (
+            check_given,
+            cluster_of,
+            server_job_of,
+            train_on_cluster,
+        )
+        from funcpipe.neighbours.parameter_server.server_run import ServerRun
         from funcpipe.platforms.machine_catalog import load_market
 
         settings, order = settings_with(settings, keywords), SampleOrder(epochs=epochs, seed=seed, shuffle=shuffle)

@@ -11,13 +11,13 @@ from funcpipe.cli import render
 from funcpipe.cli.files import write_file
 from funcpipe.core import Plan
 from funcpipe.core.json_form import to_plain
-from funcpipe.history.journal import History, history_file, read_all, read_history
-from funcpipe.history.learned import Known, ObservedIteration, as_observed, errors, known
+from funcpipe.neighbours.history.journal import History, history_file, read_all, read_history
+from funcpipe.neighbours.history.learned import Known, ObservedIteration, as_observed, errors, known
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from funcpipe.provision.hindsight import Hindsight
+    from funcpipe.neighbours.history.hindsight import Hindsight
 
 
 def history(options: argparse.Namespace) -> None:
@@ -25,11 +25,11 @@ def history(options: argparse.Namespace) -> None:
     path = history_file()
     everything = read_all(path) if path is not None else History()
     found = known(everything.observations)
-    from funcpipe.provision.hindsight import hindsights
+    from funcpipe.neighbours.history.hindsight import hindsights
 
     in_hindsight = hindsights(everything)
     if options.figure:
-        from funcpipe.history.plot import plot_errors
+        from funcpipe.neighbours.history.plot import plot_errors
 
         write_file(partial(plot_errors, errors(everything.observations)), options.figure)
     counted = [one for one in in_hindsight if one.counts]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from funcpipe.history.learned import ObservedIteration
+    from funcpipe.neighbours.history.learned import ObservedIteration
     from funcpipe.partitioner.alternatives import Planner
 
 

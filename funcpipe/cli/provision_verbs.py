@@ -21,7 +21,7 @@ from funcpipe.platforms.machine_catalog import load_market
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from funcpipe.history.learned import ObservedIteration
+    from funcpipe.neighbours.history.learned import ObservedIteration
 
 N = TypeVar("N", int, float)
 
@@ -45,9 +45,9 @@ def provision(options: argparse.Namespace) -> None:
     )
     market = with_gpu_speeds(load_market(options.market), options.gpu_speed)
     spec = plan_values.platform_spec(options, profile)
-    from funcpipe.client.comparing import filed
-    from funcpipe.client.provisioning import provision_inputs
-    from funcpipe.provision.compare import compare, fronts
+    from funcpipe.neighbours.history.comparing import filed
+    from funcpipe.neighbours.provisioning.compare import compare, fronts
+    from funcpipe.neighbours.provisioning.inputs import provision_inputs
 
     inputs = provision_inputs(
         profile,
@@ -60,7 +60,7 @@ def provision(options: argparse.Namespace) -> None:
     )
     table = filed(compare(inputs, None if options.ways is None else tuple(options.ways.split(","))))
     if options.figure:
-        from funcpipe.provision.figure import draw
+        from funcpipe.neighbours.provisioning.figure import draw
 
         write_file(partial(draw, table, fronts(inputs, table)), options.figure)
     plans = [(one.way, one.plan) for one in table.provisions if one.plan is not None]
@@ -81,8 +81,8 @@ def fit_loss(options: argparse.Namespace) -> None:
     count = len(options.curves)
     workers = _each("--workers", options.workers, count, int)
     convergence = _each("--convergence", options.convergence, count, float)
-    from funcpipe.client.loss_curves import file_curve, run_curve
-    from funcpipe.provision.fit_loss import fit_inverse, fit_weighted
+    from funcpipe.neighbours.provisioning.fit_loss import fit_inverse, fit_weighted
+    from funcpipe.neighbours.provisioning.loss_curves import file_curve, run_curve
 
     if options.storage is not None:
         if options.batch is not None:

@@ -28,7 +28,7 @@ def train_server(options: argparse.Namespace) -> None:
     import torch
 
     from funcpipe.api import FuncPipe
-    from funcpipe.client.server_training import cluster_of
+    from funcpipe.neighbours.parameter_server.on_machines import cluster_of
 
     cluster_of(way, market, platform=options.platform, like=options.like)  # mistakes are reported before any question
     ask(options, [f"{way.way} is predicted to take {time_text(way.seconds)} and {usd_text(way.usd)}: {way.text}"])

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from funcpipe.api import FuncPipe
-    from funcpipe.history.learned import ObservedIteration
+    from funcpipe.neighbours.history.learned import ObservedIteration
 
 
 def dry_run(options: argparse.Namespace, plan: Plan, pipe: "FuncPipe", validation: Validation | None) -> None:

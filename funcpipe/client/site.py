@@ -21,17 +21,12 @@ from funcpipe.platforms.catalog import (
 )
 from funcpipe.platforms.local.platform import LocalPlatform, fork_hosts_from_here, local_functions, preload_functions
 from funcpipe.platforms.processors import usable_processors
+from funcpipe.worker.invocation import WITH_TORCH
 
 if TYPE_CHECKING:
     from funcpipe.platforms.ray.platform import RayPlatform
     from funcpipe.profiler.remote.layers import PlatformTimer
-
-_PRELOADED = (
-    "torch",
-    "funcpipe.worker.attempt",
-    "funcpipe.parameter_server.function_worker",
-    "funcpipe.profiler.remote.function",
-)
+_PRELOADED = ("torch", *WITH_TORCH.values())
 
 
 @dataclass(frozen=True)

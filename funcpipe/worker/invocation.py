@@ -1,11 +1,20 @@
 """The entry of every function: a worker of a run, one of a parameter server, a probe that measures, or a watchdog."""
 
+import importlib
 import json
 
 from funcpipe.core import ProbeSpec, ServerFunctionSpec, WatchSpec, WorkerSpec
 from funcpipe.errors import FormatError
 from funcpipe.platforms.base import Invoked, OpenPlatform, OpenStorage
-from funcpipe.worker.deferred_compiler import defer_compiler
+
+WITH_TORCH = {
+    WorkerSpec.FORMAT: "funcpipe.worker.attempt",
+    ServerFunctionSpec.FORMAT: "funcpipe.neighbours.parameter_server.function_worker",
+    ProbeSpec.FORMAT: "funcpipe.profiler.remote.function",
+}
+"""The modules whose `main` runs payloads of these formats; each is loaded only by the functions that need it."""
+
+_ENTRIES = WITH_TORCH | {WatchSpec.FORMAT: "funcpipe.worker.watchdog"}
 
 
 def main(
@@ -20,26 +29,12 @@ def main(
         payload_format = json.loads(payload)["format"]
     except (ValueError, TypeError, KeyError):
         raise FormatError("the invocation payload: field 'format' is missing") from None
-    if payload_format == ProbeSpec.FORMAT:
-        from funcpipe.profiler.remote.function import main as probe
-
-        defer_compiler()
-        probe(payload, open_storage=open_storage)
-    elif payload_format == WorkerSpec.FORMAT:
-        from funcpipe.worker.attempt import main as work
-
-        defer_compiler()
-        work(payload, open_storage=open_storage, open_platform=open_platform, invoked=invoked or Invoked())
-    elif payload_format == ServerFunctionSpec.FORMAT:
-        from funcpipe.parameter_server.function_worker import main as serve
-
-        defer_compiler()
-        serve(payload, open_storage=open_storage, invoked=invoked or Invoked())
-    elif payload_format == WatchSpec.FORMAT:
-        from funcpipe.worker.watchdog import main as watch  # which does without torch
-
-        watch(payload, open_storage=open_storage, open_platform=open_platform)
-    else:
-        known = (WorkerSpec, ServerFunctionSpec, ProbeSpec, WatchSpec)
-        expected = " or ".join(repr(kind.FORMAT) for kind in known)
+    if payload_format not in _ENTRIES:
+        expected = " or ".join(repr(known) for known in _ENTRIES)
         raise FormatError(f"the invocation payload: field 'format' is {payload_format!r}, expected {expected}")
+    entry = importlib.import_module(_ENTRIES[payload_format])
+    if payload_format in WITH_TORCH:
+        from funcpipe.worker.deferred_compiler import defer_compiler
+
+        defer_compiler()
+    entry.main(payload, open_storage=open_storage, open_platform=open_platform, invoked=invoked or Invoked())

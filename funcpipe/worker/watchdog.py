@@ -16,7 +16,7 @@ from funcpipe.core import Heartbeat, Outcome, RunAccount, RunRecord, WatchSpec, 
 from funcpipe.core.logs import in_function
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import FuncPipeError, KeyMissing, RunUnknown, Superseded
-from funcpipe.platforms.base import OpenPlatform, Storage
+from funcpipe.platforms.base import Invoked, OpenPlatform, OpenStorage, Storage
 from funcpipe.runstate.detached import MarkedKeys, list_detached, unmark_generation
 from funcpipe.runstate.generations import load_payload, newest_record
 from funcpipe.runstate.halt import read_certain_halt
@@ -44,7 +44,7 @@ class Clocks:
     sleep: Callable[[float], None] = time.sleep
 
 
-def main(payload: str, *, open_storage: Callable[[str], Storage], open_platform: OpenPlatform) -> None:
+def main(payload: str, *, open_storage: OpenStorage, open_platform: OpenPlatform, invoked: Invoked) -> None:
     """Watch as `payload`, the JSON of a WatchSpec, says."""
     spec = from_text(WatchSpec, payload, source="the invocation payload")
     with in_function(run=spec.run or ALL_RUNS, worker=WORKER, attempt=0):

@@ -6,7 +6,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 from funcpipe import FuncPipe, JobSpec, PlanError, provision_table
-from tests.provision.test_compare import profile
+from tests.neighbours.provisioning.test_compare import profile
 
 WAYS = ("one-machine", "funcpipe")
 

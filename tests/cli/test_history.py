@@ -10,10 +10,10 @@ from funcpipe.cli import main
 from funcpipe.cli.provision_files import plan_in
 from funcpipe.core import ModelProfile, Plan, ProvisionTable, WayRun, from_text, read, write
 from funcpipe.errors import InputError
-from funcpipe.history.correction import fit
-from funcpipe.history.journal import append, read_all
-from tests.history.observations import observation
-from tests.provision.test_compare import profile
+from funcpipe.neighbours.history.correction import fit
+from funcpipe.neighbours.history.journal import append, read_all
+from tests.neighbours.history.observations import observation
+from tests.neighbours.provisioning.test_compare import profile
 
 PREDICTED_S = 11.0
 """About as long as the plan's iteration."""

@@ -8,7 +8,7 @@ import pytest
 from funcpipe.cli import main
 from funcpipe.core import read, write
 from funcpipe.core.loss_model import InverseLoss, WeightedLoss
-from tests.provision.test_compare import profile
+from tests.neighbours.provisioning.test_compare import profile
 
 JOB = ["--samples", "20000", "--global-batch", "64"]
 

@@ -63,7 +63,12 @@ TRAIN = ["train", "job:model", "--plan", "plan.json", "--data", "job:Samples", "
 TRAIN += ["--loss", "torch.nn.functional:cross_entropy"]
 
 NOT_NEEDED = ("torch._dynamo.eval_frame", "sympy.core", "networkx", "pyomo", "boto3", "matplotlib", "ray")
-PLANNING = ("funcpipe.partitioner.search", "funcpipe.provision", "funcpipe.report.predict", "funcpipe.profiler.profile")
+PLANNING = (
+    "funcpipe.partitioner.search",
+    "funcpipe.neighbours.provisioning",
+    "funcpipe.report.predict",
+    "funcpipe.profiler.profile",
+)
 OF_CLIENTS = ("funcpipe.client.job", "funcpipe.api", "funcpipe.partitioner.cost", "rich")
 
 

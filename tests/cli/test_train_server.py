@@ -8,7 +8,7 @@ import pytest
 
 from funcpipe.cli import main
 from funcpipe.core import write
-from tests.provision.test_compare import profile
+from tests.neighbours.provisioning.test_compare import profile
 
 MODEL = "funcpipe.examples.spirals:model"
 TRAIN = ["train-server", MODEL, "--data", "funcpipe.examples.spirals:train_data", "--provision", "provision.json"]

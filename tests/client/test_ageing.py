@@ -11,17 +11,18 @@ from dataclasses import replace
 import pytest
 import torch
 
-from funcpipe.client import server_functions, server_run
 from funcpipe.client.launch import launch
 from funcpipe.client.prepare import PreparedRun, prepare
 from funcpipe.client.results import Progress, RunResult
-from funcpipe.client.server_functions import ServerFunctions, train_on_functions
-from funcpipe.client.server_run import ServerRun
 from funcpipe.client.session import Session, session_on
 from funcpipe.client.site import Site
 from funcpipe.core import RunSettings
 from funcpipe.core.settings import NO_LIMITS, WHY_GONE
 from funcpipe.errors import RunHalted, RunUnknown, WorkerFailed
+from funcpipe.neighbours.parameter_server import on_functions as server_functions
+from funcpipe.neighbours.parameter_server import server_run
+from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions, train_on_functions
+from funcpipe.neighbours.parameter_server.server_run import ServerRun
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.machine_catalog import load_market

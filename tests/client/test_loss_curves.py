@@ -3,10 +3,10 @@
 import pytest
 
 from funcpipe.client.launch import launch
-from funcpipe.client.loss_curves import run_curve
 from funcpipe.client.results import Progress
 from funcpipe.core import RunSettings
 from funcpipe.errors import RunUnknown
+from funcpipe.neighbours.provisioning.loss_curves import run_curve
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client.test_keeping import prepared, train

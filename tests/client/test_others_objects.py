@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from funcpipe.client import server_functions
 from funcpipe.client.control import clean, run_key, status, stop
 from funcpipe.client.export import export
 from funcpipe.client.launch import launch, launch_detached
 from funcpipe.client.prepare import PreparedRun, prepare
 from funcpipe.client.results import Progress
-from funcpipe.client.server_functions import ServerFunctions, train_on_functions
-from funcpipe.client.server_run import ServerRun
 from funcpipe.client.session import Session, session_on
 from funcpipe.client.site import Site
 from funcpipe.client.watching import Watcher
 from funcpipe.core import Halt, RunSettings
 from funcpipe.core.settings import NO_LIMITS
 from funcpipe.errors import InvalidValue, RunHalted, RunInterrupted, RunUnknown
+from funcpipe.neighbours.parameter_server import on_functions as server_functions
+from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions, train_on_functions
+from funcpipe.neighbours.parameter_server.server_run import ServerRun
 from funcpipe.platforms.machine_catalog import load_market
 from funcpipe.runstate.detached import mark_detached
 from funcpipe.runstate.generations import newest_record, reserve_generation

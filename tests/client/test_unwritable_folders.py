@@ -12,14 +12,14 @@ import pytest
 from funcpipe.core.process import temporary_folder
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import InputError
-from funcpipe.history.journal import append, filing, history_file, read_history
+from funcpipe.neighbours.history.journal import append, filing, history_file, read_history
 from funcpipe.platforms.local.log_files import CLIENT, keep_client_log, log_file
 from funcpipe.platforms.local.output import FunctionOutput
 from funcpipe.runstate.generations import reserve_generation
 from funcpipe.runstate.keyring import KeyFolder, signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
-from tests.history.observations import observation
+from tests.neighbours.history.observations import observation
 
 _VARIABLES = (
     *("FUNCPIPE_KEY_DIR", "FUNCPIPE_LOG_DIR", "FUNCPIPE_HISTORY", "FUNCPIPE_RUN_KEY", "XDG_STATE_HOME"),

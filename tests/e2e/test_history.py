@@ -7,8 +7,8 @@ from torch.nn import functional as F
 
 from funcpipe.api import FuncPipe
 from funcpipe.core import Quantity
-from funcpipe.history.journal import read_history
-from funcpipe.history.learned import as_observed
+from funcpipe.neighbours.history.journal import read_history
+from funcpipe.neighbours.history.learned import as_observed
 from tests.e2e import small
 
 

@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from funcpipe import DataError, FuncPipe
 from funcpipe.client.launch import _record
-from funcpipe.client.server_job import check_servable
 from funcpipe.core import Coupled, ScheduleKind, Sync
 from funcpipe.errors import InvalidValue, PlanError
-from funcpipe.parameter_server.values import Updates
+from funcpipe.neighbours.parameter_server.stored_job import check_servable
+from funcpipe.neighbours.parameter_server.values import Updates
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.recipe import Recipe

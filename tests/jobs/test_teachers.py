@@ -21,13 +21,13 @@ from funcpipe.client.job import Job, Learner, SampleOrder, make_job
 from funcpipe.client.launch import launch
 from funcpipe.client.prepare import prepare
 from funcpipe.client.results import RunResult
-from funcpipe.client.server_job import check_servable, stored_job
 from funcpipe.client.session import session_on
 from funcpipe.client.site import Site
 from funcpipe.core import FaultTolerance, RunSettings, ScheduleKind
 from funcpipe.errors import ModelError, PlanError, WorkerFailed
-from funcpipe.parameter_server.loops import History, LoopConfig, train_synchronously
-from funcpipe.parameter_server.values import ServerWorker, Updates
+from funcpipe.neighbours.parameter_server.loops import History, LoopConfig, train_synchronously
+from funcpipe.neighbours.parameter_server.stored_job import check_servable, stored_job
+from funcpipe.neighbours.parameter_server.values import ServerWorker, Updates
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage

@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from funcpipe import PlanError
-from funcpipe.client.server_job import check_servable
 from funcpipe.core import Wire
-from funcpipe.parameter_server.values import Updates
+from funcpipe.neighbours.parameter_server.stored_job import check_servable
+from funcpipe.neighbours.parameter_server.values import Updates
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.evaluation import Scores
 from funcpipe.training.recipe import recipe_with

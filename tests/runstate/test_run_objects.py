@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.core import MARKS, LeaseDocument, ServerFunctionSpec
-from funcpipe.parameter_server.function_messages import ServerKeys
-from funcpipe.parameter_server.replica import data_key
+from funcpipe.neighbours.parameter_server.function_messages import ServerKeys
+from funcpipe.neighbours.parameter_server.replica import data_key
 from funcpipe.profiler.remote import keys as measured
 from funcpipe.runstate.detached import unmark_run
 from funcpipe.runstate.documents import put_document

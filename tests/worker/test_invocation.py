@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-import funcpipe.parameter_server.function_worker
+import funcpipe.neighbours.parameter_server.function_worker
 import funcpipe.profiler.remote.function
 import funcpipe.worker.attempt
 import funcpipe.worker.watchdog
@@ -45,7 +45,7 @@ def test_a_payload_of_another_format_is_refused() -> None:
     [
         (WorkerSpec.FORMAT, funcpipe.worker.attempt),
         (ProbeSpec.FORMAT, funcpipe.profiler.remote.function),
-        (ServerFunctionSpec.FORMAT, funcpipe.parameter_server.function_worker),
+        (ServerFunctionSpec.FORMAT, funcpipe.neighbours.parameter_server.function_worker),
         (WatchSpec.FORMAT, funcpipe.worker.watchdog),
     ],
 )

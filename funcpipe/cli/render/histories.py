@@ -11,8 +11,8 @@ from funcpipe.cli.render.table import Column, print_table
 from funcpipe.core.texts import number_text, time_text, usd_text
 
 if TYPE_CHECKING:
-    from funcpipe.history.learned import Known, ObservedIteration
-    from funcpipe.provision.hindsight import Hindsight
+    from funcpipe.neighbours.history.hindsight import Hindsight
+    from funcpipe.neighbours.history.learned import Known, ObservedIteration
 
 
 def observed_lines(found: "Sequence[ObservedIteration]", prefix: str = "") -> list[str]:

@@ -10,7 +10,7 @@ from funcpipe.core.provision import Provision
 from funcpipe.core.texts import time_text, usd_text
 
 if TYPE_CHECKING:
-    from funcpipe.client.server_run import ServerResult
+    from funcpipe.neighbours.parameter_server.server_run import ServerResult
 
 
 def server_result(result: "ServerResult", way: Provision, output: str, console: Console) -> None:

@@ -3,7 +3,6 @@
 import hashlib
 import time
 import traceback
-from collections.abc import Callable
 
 import torch
 
@@ -14,13 +13,13 @@ from funcpipe.core.texts import encodable, shortened
 from funcpipe.errors import CorruptMessage
 from funcpipe.model.split import load_stage
 from funcpipe.platforms import allocator
-from funcpipe.platforms.base import Storage
+from funcpipe.platforms.base import Invoked, OpenPlatform, OpenStorage, Storage
 from funcpipe.profiler.measure import measure_here
 from funcpipe.profiler.remote import keys
 from funcpipe.profiler.remote.machine import measure_machine
 
 
-def main(payload: str, *, open_storage: Callable[[str], Storage]) -> None:
+def main(payload: str, *, open_storage: OpenStorage, open_platform: OpenPlatform, invoked: Invoked) -> None:
     """Measure what `payload`, the JSON of a ProbeSpec, asks for. Ends with exit code 1 after a failure."""
     started_at_s = time.time()
     spec = from_text(ProbeSpec, payload, source="the invocation payload")

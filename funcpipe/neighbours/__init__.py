@@ -1,0 +1,1 @@
+"""Beside the engine, which they import: a parameter server, provisioning, and the history of runs."""

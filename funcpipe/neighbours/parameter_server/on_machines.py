@@ -1,0 +1,201 @@
+"""Training around a parameter server from beginning to end: the cluster, the run, the bill."""
+
+import functools
+import importlib.util
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from funcpipe.client.job import Job, Learner, SampleOrder, make_job
+from funcpipe.client.prepare import new_run_name
+from funcpipe.core import PlatformSpec, RunLimits, RunSettings
+from funcpipe.core.distribution import install
+from funcpipe.core.market import HOUR_S, Market
+from funcpipe.core.process import temporary_folder
+from funcpipe.core.provision import SERVER_ROLE, CostItem, Provision, Rented
+from funcpipe.errors import InputError, InvalidValue, PlanError
+from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions
+from funcpipe.neighbours.parameter_server.server_run import ServerResult, ServerRun, trained
+from funcpipe.neighbours.parameter_server.stored_job import check_servable, one_stage, stored_job
+from funcpipe.neighbours.parameter_server.values import ServerWorker
+from funcpipe.neighbours.provisioning.lambdadnn import memory_of
+from funcpipe.platforms.catalog import LOCAL, open_storage
+from funcpipe.platforms.ray.address import RayAddress, Via, parse_address
+from funcpipe.runstate.run_objects import find_objects, refuse_foreign_objects
+from funcpipe.training.data_source import Data
+
+if TYPE_CHECKING:
+    from funcpipe.neighbours.parameter_server.ray_group import RayWorkerGroup
+
+RAY_HERE = "ray://local"
+_OBJECT_STORE_BYTES = 256 << 20  # of a Ray that is started here: parameters and gradients pass through it
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerCluster:
+    """A cluster for training around a parameter server: `workers`, and the machine `server` of the market.
+
+    `platform` is the URL of a Ray cluster; `ray://local` starts one on this machine, with a processor for each worker.
+    `server_resources` are what Ray must have free on the server's node, `server_link_bytes_s` imposes its bandwidth.
+    """
+
+    workers: tuple[ServerWorker, ...]
+    server: str = ""
+    platform: str = RAY_HERE
+    server_resources: Mapping[str, float] = field(default_factory=dict)
+    server_link_bytes_s: float | None = None
+
+    def __post_init__(self) -> None:
+        names = [worker.name for worker in self.workers]
+        if not names:
+            raise InvalidValue("workers", self.workers, "must hold one worker at least")
+        if len(set(names)) < len(names):
+            raise InvalidValue("workers", names, "must have names of their own")
+
+    @property
+    def address(self) -> RayAddress:
+        """The cluster that `platform` names. Raises InvalidValue."""
+        address = parse_address(self.platform)
+        return replace(address, cpus=address.cpus or len(self.workers)) if address.via is Via.LOCAL else address
+
+
+def cluster_of(
+    way: Provision, market: Market, *, platform: str | None = None, like: str | PlatformSpec | None = None
+) -> ServerCluster | ServerFunctions:
+    """The resources that a provision rents: machines with the speeds that the market gives, or functions.
+
+    `platform` is where those are: processes of this machine, or functions of it, unless it says otherwise. Machines
+    need Ray, this one too, where it starts the processes. In a Ray cluster each node must have a resource named after
+    its machine: `ray start --resources='{"NAME": 1}'`. Local functions have the limits of `like`. Raises PlanError for
+    a way without a parameter server; InvalidValue; InputError where Ray is missing.
+    """
+    servers = [item.name for item in way.rented if item.role == SERVER_ROLE]
+    if not servers:
+        raise PlanError(
+            f"the way {way.way} has no parameter server; give one that has, such as lambdadnn, spotdnn or cynthia, or "
+            "train by its plan: funcpipe train"
+        )
+    rented = [item for item in way.rented if item.role != SERVER_ROLE]
+    if len(rented) == 1 and (memory_mb := memory_of(rented[0])) is not None:
+        return ServerFunctions(
+            workers=rented[0].count,
+            memory_mb=memory_mb,
+            platform=platform or LOCAL,
+            like=like,
+            server=servers[0],
+        )
+    if like is not None:
+        raise InvalidValue("like", like, f"is for functions, and {way.way} trains on machines")
+    if importlib.util.find_spec("ray") is None:
+        raise InputError(
+            f"{way.way} trains on machines: its server and its workers are actors of Ray, on this machine too, and ray "
+            f"is not installed; run: {install('ray')}, or take a way on functions, such as lambdadnn"
+        )
+    return _machines(way, rented, servers[0], market, platform or RAY_HERE)
+
+
+def check_given(
+    cluster: ServerCluster | ServerFunctions, *, like: str | PlatformSpec | None, limits: RunLimits
+) -> None:
+    """Raise InvalidValue for what would have no effect: `like` beside a cluster by hand, limits on machines."""
+    if like is not None:
+        raise InvalidValue("like", like, "goes with a provision; ServerFunctions has its own")
+    given = {name: value for name in ("max_usd", "deadline_s") if (value := getattr(limits, name)) is not None}
+    if given and isinstance(cluster, ServerCluster):
+        raise InvalidValue("limits", given, "hold for functions alone: machines are rented, and ended, by others")
+
+
+def _machines(way: Provision, rented: Sequence[Rented], server: str, market: Market, platform: str) -> ServerCluster:
+    known = {machine.name for machine in market.machines}
+    if strange := [item.name for item in rented if item.name not in known]:
+        raise PlanError(
+            f"{strange[0]}, which {way.way} rents, is no machine of the market {market.name}; give the market that the "
+            "provision was made for"
+        )
+    on_nodes = parse_address(platform).is_shared
+    slowest = min((market.compute_vcpu(market.machine(item.name)) for item in rented), default=1.0)
+    workers = [
+        ServerWorker(
+            name=f"{item.name}-{number}",
+            machine=item.name,
+            speed=market.compute_vcpu(market.machine(item.name)) / slowest,
+            spot=item.spot,
+            resources={item.name: 1.0} if on_nodes else {},
+        )
+        for item in rented
+        for number in range(item.count)
+    ]
+    return ServerCluster(
+        workers=tuple(workers),
+        server=server,
+        platform=platform,
+        server_resources={server: 0.01} if on_nodes else {},
+    )
+
+
+def server_job_of(learner: Learner, dataset: Data, order: SampleOrder, settings: RunSettings, run: ServerRun) -> Job:
+    """The job of training `learner` as one stage; raises what `make_job` raises, and PlanError."""
+    made = make_job(learner, dataset, one_stage((), run.global_batch, run.micro_batch), order, settings)
+    layers = [layer.name for layer in made.graph.layers]
+    job = replace(
+        made, plan=replace(one_stage(layers, run.global_batch, run.micro_batch), precision=made.plan.precision)
+    )
+    check_servable(job, run.updates)
+    return job
+
+
+def train_on_cluster(
+    job: Job, cluster: ServerCluster, run: ServerRun, settings: RunSettings, market: Market
+) -> ServerResult:
+    """Train `job` around a parameter server on Ray.
+
+    With `settings.storage` and a name, the server's state is saved there, and a run that is begun again under its name
+    goes on from it. Raises InputError without Ray, PlatformRefused for a cluster with too few machines, WorkerFailed
+    when no worker is left, NotFinite as the recipe says.
+    """
+    address = cluster.address
+    if address.is_shared and settings.storage is None:
+        raise InvalidValue("storage", None, "must be given with a Ray cluster: all its nodes read the data there")
+    from funcpipe.neighbours.parameter_server.ray_actors import RaySite
+    from funcpipe.neighbours.parameter_server.ray_group import RayWorkerGroup
+    from funcpipe.platforms.ray.connection import connected
+
+    name = settings.resume or settings.name or new_run_name()
+    with ExitStack() as stack:
+        url = settings.storage
+        if url is None:
+            folder = stack.enter_context(temporary_folder())
+            url = Path(folder).resolve().as_uri()
+        storage = open_storage(url)
+        refuse_foreign_objects(storage, name)
+        site = RaySite(
+            job=stored_job(job, storage, name),
+            open_storage=functools.partial(open_storage, url, first_s=None),
+            run=name,
+            server_resources=cluster.server_resources,
+            link_bytes_s=cluster.server_link_bytes_s,
+        )
+        stack.enter_context(connected(address, object_store_bytes=_OBJECT_STORE_BYTES))
+        group = stack.enter_context(RayWorkerGroup(site, cluster.workers))
+        result = trained(job, group, run, name, storage)
+        if settings.storage is not None and not settings.keep_model:
+            storage.delete_many(find_objects(storage, f"{name}/server/").own)
+    return replace(result, bill=_bill(cluster, group, market))
+
+
+def _bill(cluster: ServerCluster, group: "RayWorkerGroup", market: Market) -> tuple[CostItem, ...]:
+    """Each machine of the market, from when it was started to when it left; the server for all the time."""
+    known = {machine.name for machine in market.machines}
+    items = []
+    for name, (worker, present_s) in group.presence().items():
+        if worker.machine in known:
+            machine = market.machine(worker.machine)
+            usd_h = machine.usd_h(spot=worker.spot) or machine.on_demand_usd_h
+            items.append(CostItem(name=name, usd=usd_h * present_s / HOUR_S))
+    if cluster.server in known:
+        items.append(
+            CostItem(name="server", usd=market.machine(cluster.server).on_demand_usd_h * group.lifetime_s / HOUR_S)
+        )
+    return tuple(items)

@@ -1,0 +1,201 @@
+"""Every way to do a job beside the others, and which one to take."""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from funcpipe.core.loss_model import LossModel
+from funcpipe.core.market import Market
+from funcpipe.core.plan import TrainingSpec
+from funcpipe.core.platform import PlatformSpec
+from funcpipe.core.profile import ModelProfile
+from funcpipe.core.provision import JobSpec, Provision, ProvisionTable, Refusal
+from funcpipe.errors import Infeasible, InvalidValue
+from funcpipe.neighbours.provisioning import baselines, workload
+from funcpipe.neighbours.provisioning.cynthia import Mode, cynthia
+from funcpipe.neighbours.provisioning.goal import Goal
+from funcpipe.neighbours.provisioning.lambdadnn import lambdadnn
+from funcpipe.neighbours.provisioning.one_machine import one_machine
+from funcpipe.neighbours.provisioning.pipeline import JobEstimator, funcpipe, funcpipe_front
+from funcpipe.neighbours.provisioning.risk import aimed_deadline_s
+from funcpipe.neighbours.provisioning.spotdnn import SpotPrediction
+from funcpipe.neighbours.provisioning.spotdnn_search import (
+    ENUMERATED,
+    Space,
+    exhaustive_search,
+    spot_provision,
+    spotdnn,
+)
+
+WAYS = ("funcpipe", "lambdadnn", "siren-like", "naive", "cynthia-bsp", "cynthia-asp", "spotdnn", "one-machine")
+ORACLES = ("exhaustive-functions", "exhaustive-spot")
+"""Ways that try all configurations, to compare with where there are not too many."""
+
+_FACTORS = (0.03, 0.06, 0.12, 0.25, 0.35, 0.5, 0.7, 1.0, 1.4, 2.0, 2.8, 4.0)
+
+Way = Callable[[Goal], Provision]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """The inputs of all ways. `training` says how FuncPipe trains; its batch, deadline and budget are the job's."""
+
+    profile: ModelProfile
+    spec: PlatformSpec
+    market: Market
+    job: JobSpec
+    estimate: JobEstimator
+    training: TrainingSpec
+    loss: LossModel | None = None
+    count_server: bool = False
+
+
+def ways_of(inputs: Inputs) -> Mapping[str, Way]:
+    """Each way by its name, as a function of the goal alone."""
+    job, market = inputs.job, inputs.market
+    work = workload.model_workload(inputs.profile, inputs.spec, inputs.training.optimizer)
+    functions = workload.function_workload(work, inputs.profile, inputs.spec, job)
+    platform = workload.function_market(inputs.spec, market)
+    types = workload.spot_types(work, market, job)
+    system = workload.spot_system(work, market, types, count_server=inputs.count_server)
+    cluster, workers = workload.cluster_workload(work, job), workload.worker_types(work, market)
+    server, start_s = workload.server_type(market), market.start_s
+    training = replace(inputs.training, global_batch=job.global_batch, deadline_s=None, budget_usd=None)
+
+    def all_spot(goal: Goal) -> Provision:
+        goal.check()
+        space = Space(types, system, goal)
+        if space.size > ENUMERATED:
+            raise Infeasible(f"exhaustive-spot: {space.size} combinations are too many; lower the quotas of the market")
+        found: SpotPrediction | None = exhaustive_search(space)
+        if found is None:
+            raise Infeasible(f"exhaustive-spot: none of {space.size} combinations makes {goal.deadline_s:.0f} s")
+        why = "all combinations were tried"
+        return spot_provision("exhaustive-spot", goal, found, space, why=why, replace_s=market.replace_s)
+
+    def by_cynthia(mode: Mode) -> Way:
+        return lambda goal: cynthia(goal, workers, work=cluster, server=server, mode=mode, start_s=start_s)
+
+    return {
+        "funcpipe": lambda goal: funcpipe(goal, inputs.profile, inputs.spec, training, inputs.estimate),
+        "lambdadnn": lambda goal: lambdadnn(goal, functions, platform, count_server=inputs.count_server),
+        "siren-like": lambda goal: baselines.siren_like(goal, functions, platform),
+        "naive": lambda goal: baselines.naive(goal, functions, platform),
+        "cynthia-bsp": by_cynthia(Mode.BSP),
+        "cynthia-asp": by_cynthia(Mode.ASP),
+        "spotdnn": lambda goal: spotdnn(goal, types, system, replace_s=market.replace_s),
+        "one-machine": lambda goal: one_machine(goal, work, market),
+        "exhaustive-functions": lambda goal: baselines.exhaustive(goal, functions, platform),
+        "exhaustive-spot": all_spot,
+    }
+
+
+def compare(inputs: Inputs, ways: Sequence[str] | None = None) -> ProvisionTable:
+    """Every one of `ways`, by default of `WAYS`: what it rents, or why it cannot; the cheapest first, with the one to
+    take.
+    """
+    known, ways = ways_of(inputs), WAYS if ways is None else ways
+    for name in ways:
+        if name not in known:
+            raise InvalidValue("ways", name, f"must be some of {', '.join(known)}")
+    provisions, refusals = [], []
+    for name in ways:
+        try:
+            provisions.append(within_budget(with_margin(known[name], goal_of(inputs)), inputs.job))
+        except Infeasible as error:
+            refusals.append(Refusal(way=name, reason=str(error)))
+    provisions.sort(key=lambda one: (one.usd, one.seconds))
+    recommended, why = recommend(provisions, inputs.job)
+    return ProvisionTable(
+        job=inputs.job,
+        model=inputs.profile.model,
+        platform=inputs.spec.name,
+        market=inputs.market.name,
+        provisions=tuple(provisions),
+        refusals=tuple(refusals),
+        recommended=None if recommended is None else recommended.way,
+        why=why,
+        assumptions=(*workload.ASSUMPTIONS, *_scaled(inputs.profile), *filter(None, (inputs.spec.prices_note(),))),
+        market_assumptions=inputs.market.assumptions,
+    )
+
+
+def goal_of(inputs: Inputs) -> Goal:
+    """The goal of the job, with the deadline as it was given."""
+    deadline_s = math.inf if inputs.job.deadline_s is None else inputs.job.deadline_s
+    return Goal(job=inputs.job, loss=inputs.loss, deadline_s=deadline_s)
+
+
+def with_margin(way: Way, goal: Goal) -> Provision:
+    """Plan by `way` for a time early enough to miss the deadline no more often than allowed, or for the deadline."""
+    early_s = aimed_deadline_s(goal.job.deadline_s, goal.job.miss_chance, goal.spread())
+    try:
+        return way(replace(goal, deadline_s=early_s))
+    except Infeasible:
+        if early_s >= goal.deadline_s:
+            raise
+        return way(goal)
+
+
+def within_budget(found: Provision, job: JobSpec) -> Provision:
+    """`found`; raises Infeasible if it costs more than the budget."""
+    if job.budget_usd is not None and found.usd > job.budget_usd:
+        raise Infeasible(
+            f"{found.way}: {found.text} would cost {found.usd:.2f} dollars, the budget is {job.budget_usd:.2f}; "
+            "allow more dollars or more time"
+        )
+    return found
+
+
+def recommend(provisions: Sequence[Provision], job: JobSpec) -> tuple[Provision | None, str]:
+    """The cheapest that is sure enough; with only a budget the fastest within it; or the surest, if none is enough."""
+    if not provisions:
+        return None, "no way can do the job: the reasons are given for each"
+    if job.deadline_s is None:
+        if job.budget_usd is not None:
+            return min(provisions, key=lambda one: one.seconds), f"the fastest within {job.budget_usd:.2f} dollars"
+        return min(provisions, key=lambda one: one.usd), "the cheapest; there is no deadline"
+    sure = [one for one in provisions if (one.miss_chance or 0.0) <= job.miss_chance + 1e-6]
+    if sure:
+        best = min(sure, key=lambda one: one.usd)
+        return best, f"the cheapest that misses the deadline with a chance of at most {job.miss_chance:.0%}"
+    best = min(provisions, key=lambda one: (one.miss_chance or 0.0, one.usd))
+    return best, f"none is as sure as wanted ({job.miss_chance:.0%}); this one is the surest"
+
+
+def fronts(inputs: Inputs, table: ProvisionTable) -> Mapping[str, tuple[Provision, ...]]:
+    """The provisions of each way of `table` for shorter and longer deadlines, without those that another beats."""
+    base_s = inputs.job.deadline_s or max((one.seconds for one in table.provisions), default=3600.0)
+    ways, found = ways_of(inputs), {}
+    free = replace(inputs.job, deadline_s=None, budget_usd=None)
+    goal = Goal(job=free, loss=inputs.loss)
+    for name in [one.way for one in table.provisions]:
+        if name == "funcpipe":
+            training = replace(inputs.training, global_batch=free.global_batch, deadline_s=None, budget_usd=None)
+            every = list(funcpipe_front(goal, inputs.profile, inputs.spec, training, inputs.estimate))
+        else:
+            every = list(_for_deadlines(ways[name], goal, base_s))
+        found[name] = undominated(every)
+    return found
+
+
+def undominated(found: Sequence[Provision]) -> tuple[Provision, ...]:
+    """The provisions that are cheaper than all faster ones, the fastest first."""
+    kept: list[Provision] = []
+    for one in sorted(found, key=lambda one: (one.seconds, one.usd)):
+        if not kept or one.usd < kept[-1].usd:
+            kept.append(one)
+    return tuple(kept)
+
+
+def _for_deadlines(way: Way, goal: Goal, base_s: float) -> Iterator[Provision]:
+    for factor in _FACTORS:
+        try:
+            yield way(replace(goal, deadline_s=factor * base_s))
+        except Infeasible:
+            continue
+
+
+def _scaled(profile: ModelProfile) -> tuple[str, ...]:
+    note = "seconds of the profile were scaled from another machine to the functions' vCPUs"
+    return (note,) if profile.estimated else ()

@@ -1,0 +1,106 @@
+"""The way `funcpipe`: a pipeline on functions for the whole job, with starts, hand-overs and checkpoints."""
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+from funcpipe.core.estimate import JobEstimate
+from funcpipe.core.plan import Plan, TrainingSpec
+from funcpipe.core.platform import PlatformSpec
+from funcpipe.core.profile import ModelProfile
+from funcpipe.core.provision import CostItem, Provision, Rented
+from funcpipe.errors import Infeasible
+from funcpipe.neighbours.provisioning.goal import Goal
+from funcpipe.neighbours.provisioning.result import provision, what_binds
+from funcpipe.partitioner.alternatives import pareto_front
+from funcpipe.partitioner.optimize import optimize
+
+JobEstimator = Callable[[Plan, int], JobEstimate]
+"""An estimator of a job of so many steps by a plan: `client.job_estimate`, which is not importable from here."""
+
+_ROUNDS = 6
+_SEARCH_S, _FRONT_S = 15.0, 40.0
+"""Seconds after which a search for one plan, and for the whole front, takes the best that it has found."""
+
+
+def job_steps(goal: Goal, global_batch: int) -> int:
+    """The iterations of the whole job."""
+    return max(1, math.ceil(goal.synchronous_samples() / global_batch - 1e-9))
+
+
+def funcpipe(
+    goal: Goal, profile: ModelProfile, spec: PlatformSpec, training: TrainingSpec, estimate: JobEstimator
+) -> Provision:
+    """The cheapest plan whose whole job meets the deadline; with only a budget, the fastest within it.
+
+    The limit of one iteration is that of the job without starts, hand-overs and checkpoints, divided by the steps: as
+    these depend on the plan, it is tightened until the job keeps the limit.
+    """
+    goal.check()
+    steps, by_time = job_steps(goal, training.global_batch), not math.isinf(goal.deadline_s)
+    whole = goal.deadline_s if by_time else goal.job.budget_usd
+    free = replace(training, deadline_s=None, budget_usd=None)
+    if whole is None:
+        plan = _planned(profile, spec, free, goal)
+        return as_provision(goal, plan, estimate(plan, steps))
+    each = whole / steps
+    for _ in range(_ROUNDS):
+        wanted = replace(free, deadline_s=each) if by_time else replace(free, budget_usd=each)
+        plan = _planned(profile, spec, wanted, goal)
+        job = estimate(plan, steps)
+        took = job.seconds if by_time else job.cost_usd
+        if took <= whole:
+            return as_provision(goal, plan, job)
+        assert plan.estimate is not None, "a plan that was optimised has an estimate"
+        own = plan.estimate.iteration_s if by_time else plan.estimate.cost_usd
+        each = min((whole - (took - steps * own)) / steps, 0.99 * each)
+        if each <= 0:
+            break
+    limit = f"{whole:.0f} s" if by_time else f"{whole:.2f} dollars"
+    raise Infeasible(f"funcpipe: starts, hand-overs and checkpoints leave no room within {limit}; allow more")
+
+
+def funcpipe_front(
+    goal: Goal, profile: ModelProfile, spec: PlatformSpec, training: TrainingSpec, estimate: JobEstimator
+) -> Iterator[Provision]:
+    """The whole job by every plan that no other beats in both time and money."""
+    steps = job_steps(goal, training.global_batch)
+    for plan in pareto_front(profile, spec, training, time_limit_s=_FRONT_S).plans:
+        yield as_provision(goal, plan, estimate(plan, steps))
+
+
+def as_provision(goal: Goal, plan: Plan, job: JobEstimate) -> Provision:
+    """The record of a plan and its job."""
+    assert plan.estimate is not None, "a plan that was optimised has an estimate"
+    sizes = Counter[str]()
+    for stage in plan.stages:
+        sizes[stage.size] += plan.replicas
+    shape = f"{len(plan.stages)} stages x {plan.replicas} replicas"
+    cost = [CostItem(name="functions", usd=job.functions_usd), CostItem(name="requests", usd=job.requests_usd)]
+    cost += [CostItem(name="stores", usd=job.hours_usd)] if job.hours_usd else []
+    cost += [CostItem(name="traffic", usd=job.traffic_usd)] if job.traffic_usd else []
+    by_budget = math.isinf(goal.deadline_s) and goal.job.budget_usd is not None
+    best = "fastest plan within the budget" if by_budget else "cheapest plan that makes it"
+    what = f"the {best}" if plan.is_proved else f"the {best} of those found in the time of a search"
+    return provision(
+        "funcpipe",
+        goal,
+        rented=[Rented(name=f"{size} {plan.platform}", count=count) for size, count in sizes.items()],
+        seconds=job.seconds,
+        start_s=job.start.seconds,
+        iterations=job.steps,
+        cost=cost,
+        binds=what_binds(job.seconds, goal.deadline_s),
+        why=f"{what}: {shape}, bound by {plan.estimate.bottleneck}",
+        plan=replace(plan, request=None),
+    )
+
+
+def _planned(profile: ModelProfile, spec: PlatformSpec, training: TrainingSpec, goal: Goal) -> Plan:
+    try:
+        return optimize(profile, spec, training, time_limit_s=_SEARCH_S)
+    except Infeasible as error:
+        raise Infeasible(
+            f"funcpipe: no plan for {goal.job.goal} is within the limit of an iteration: {error}"
+        ) from error
