@@ -7,8 +7,8 @@ from statistics import mean, median
 from funcpipe.client.prepare import PreparedRun
 from funcpipe.client.results import RunResult
 from funcpipe.core import Estimate, Observation, Plan, PlatformSpec, Quantity, Resource, Trace
-from funcpipe.core.names import worker_name
-from funcpipe.core.observation import LOCAL, local_place
+from funcpipe.core.history import LOCAL, local_place
+from funcpipe.core.texts import worker_name
 from funcpipe.neighbours.history.comparing import file_way_run
 from funcpipe.neighbours.history.journal import append, filing, history_file
 from funcpipe.neighbours.history.learned import sizes_of

@@ -17,7 +17,7 @@ from funcpipe.errors import WorkerFailed
 from funcpipe.neighbours.parameter_server.shares import deal
 from funcpipe.neighbours.parameter_server.values import Chunk, PushRecord, ServerWorker
 from funcpipe.neighbours.parameter_server.worker_group import Lost, Pushed, ServerLost, WorkerGroup
-from funcpipe.training.data import Batches, Step
+from funcpipe.training.batches import Batches, Step
 
 _log = logging.getLogger(__name__)
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from funcpipe.errors import PlanError
 from funcpipe.neighbours.parameter_server.replica import ServerJob
 from funcpipe.neighbours.parameter_server.values import Progress, Push
-from funcpipe.training.data import Step
+from funcpipe.training.batches import Step
 from funcpipe.training.passes import Batch
 from funcpipe.training.state import StageState
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from funcpipe.neighbours.parameter_server.values import Chunk, Progress, ServerWorker, WorkTimes
-from funcpipe.training.data import Step
+from funcpipe.training.batches import Step
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

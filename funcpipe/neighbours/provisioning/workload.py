@@ -10,6 +10,7 @@ from funcpipe.core.choices import OptimizerKind
 from funcpipe.core.market import Machine, Market
 from funcpipe.core.platform import MB, FunctionSize, PlatformSpec
 from funcpipe.core.profile import ModelProfile
+from funcpipe.core.provision import JobSpec
 from funcpipe.neighbours.provisioning.cynthia import ClusterWorkload, ServerType, WorkerType
 from funcpipe.neighbours.provisioning.lambdadnn import FunctionMarket, FunctionWorkload
 from funcpipe.neighbours.provisioning.risk import loss_rate_s

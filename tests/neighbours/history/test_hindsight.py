@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from funcpipe.core import Comparison, JobSpec, Observation, Plan, Quantity, WayRun
-from funcpipe.core.comparison import ComparedWay
+from funcpipe.core.history import ComparedWay
 from funcpipe.neighbours.history.hindsight import Hindsight, comparison_of, hindsights, plan_key, way_key
 from funcpipe.neighbours.history.journal import History
 from tests.e2e import small

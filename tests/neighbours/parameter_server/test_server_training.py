@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from funcpipe import FuncPipe, ServerCluster, ServerFunctions, ServerWorker
-from funcpipe.core.job_spec import JobSpec
-from funcpipe.core.provision import CostItem, Provision, Rented
+from funcpipe.core.provision import CostItem, JobSpec, Provision, Rented
 from funcpipe.errors import InvalidValue, PlanError
 from funcpipe.neighbours.parameter_server.loops import History, LoopConfig, train_asynchronously
 from funcpipe.neighbours.parameter_server.on_functions import expected

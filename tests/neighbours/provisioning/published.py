@@ -1,6 +1,7 @@
 """Workloads, platforms and constants of λDNN and spotDNN, as published or released."""
 
 from funcpipe.core.loss_model import WeightedLoss
+from funcpipe.core.provision import JobSpec
 from funcpipe.neighbours.provisioning.goal import Goal
 from funcpipe.neighbours.provisioning.lambdadnn import FunctionMarket, FunctionWorkload
 from funcpipe.neighbours.provisioning.spotdnn import SpotSystem, SpotType, compute_from_speed

@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 
 from funcpipe.core.loss_model import InverseLoss, WeightedLoss
+from funcpipe.core.provision import JobSpec
 from funcpipe.neighbours.provisioning import cynthia
 from funcpipe.neighbours.provisioning.cynthia import ClusterWorkload, Mode, ServerType, WorkerType
 from funcpipe.neighbours.provisioning.goal import Goal
