@@ -8,7 +8,7 @@ from funcpipe.client.job_shape import job_shape
 from funcpipe.core import FaultTolerance, JobEstimate, ModelProfile, Plan, PlatformSpec, TrainingSpec
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.profiler.base_memory import base_memory_bytes
+from funcpipe.profiler.measure import base_memory_bytes
 
 CLOUDS = {"AWS Lambda": "aws-lambda", "Alibaba FC": "aliyun-fc"}
 

@@ -34,8 +34,7 @@ from funcpipe.platforms.local.files import FileStorage
 from funcpipe.platforms.local.throttle import OwnPace, Throttled
 from funcpipe.scheduler.execute import TaskResult, execute, lane_threads
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
-from funcpipe.scheduler.lane_rules import SIDE_BY_SIDE
-from funcpipe.scheduler.tasks import Kind, Task
+from funcpipe.scheduler.tasks import SIDE_BY_SIDE, Kind, Task
 from funcpipe.worker.synchronisation import Synchronisation
 from tests.partitioner.sync_links import Links, duration_s
 from tests.support.run_keys import RUN_KEY

@@ -34,7 +34,7 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.spending import lasted_s, reported_requests, request_usd, worker_reports
 from funcpipe.runstate.validation_reports import ValidationKeys
 from funcpipe.runstate.validations import BestModel
-from funcpipe.scheduler.simulator.clocks import aligned
+from funcpipe.scheduler.clocks import aligned
 from funcpipe.training.losses import LossFunction
 from funcpipe.training.sharding import unshard
 from funcpipe.training.state import StageState, merge_stages

@@ -10,8 +10,7 @@ A URL alone, `pipe.train("s3://bucket/images")`, is read by what lies there. See
 """
 
 from funcpipe.data.dataset import SHUFFLE_SHARDS, ShardedDataset
-from funcpipe.data.factory import CACHE_MB, DataFactory
-from funcpipe.data.sources import from_url, litdata, mds, parquet, webdataset
+from funcpipe.data.sources import CACHE_MB, DataFactory, from_url, litdata, mds, parquet, webdataset
 
 __all__ = [
     "CACHE_MB",

@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from funcpipe.data.framed import INDEX, load_index
-from funcpipe.data.shard_format import SampleReader, Shard, missing_package
+from funcpipe.data.shard_format import INDEX, SampleReader, Shard, load_index, missing_package
 from funcpipe.errors import DataError
 from funcpipe.platforms.base import Storage
 

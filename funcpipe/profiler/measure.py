@@ -1,18 +1,30 @@
-"""Measure one layer: the time of its forward and backward passes, and the memory it keeps between them."""
+"""Measurements: the time and memory of one layer, and the memory of a function before it holds any.
 
+Equal layers are recognised by their `layer_fingerprint`, so that only one of them has to be measured.
+"""
+
+import contextlib
+import functools
+import os
+import subprocess
+import sys
+import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from funcpipe.core import PlatformSpec
+from funcpipe.errors import RunError
+from funcpipe.model.graph.node_functions import EXPECTATIONS
+from funcpipe.model.graph.program import Call, Ref, attribute, map_leaves
 from funcpipe.model.split import StageModule
 from funcpipe.model.tensors import flatten
-from funcpipe.profiler.live import live_bytes
+from funcpipe.platforms.allocator import environment
 
 Loss = Callable[[Any], Tensor]
 
@@ -143,3 +155,152 @@ def _leaves(stage: StageModule, values: Mapping[str, Tensor]) -> dict[str, Tenso
     for name in stage.receives:
         given[name] = values[name].detach().requires_grad_(name in stage.differentiable)
     return given
+
+
+T = TypeVar("T")
+
+
+def live_bytes(compute: Callable[[], T]) -> tuple[T, int, int]:
+    """Return the result of `compute`, and by how many bytes torch's memory in use grew: at its peak, and at the end."""
+    profiler = torch.autograd.profiler.profile(profile_memory=True)
+    with _stderr_discarded():
+        profiler.__enter__()  # type: ignore[no-untyped-call]
+    try:
+        result = compute()
+    finally:
+        with _stderr_discarded():
+            profiler.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+    now = peak = 0
+    recorded = profiler.kineto_results
+    events: list[Any] = recorded.events() if recorded is not None else []
+    for event in events:
+        if event.name() == "[memory]":
+            now += event.nbytes()
+            peak = max(peak, now)
+    return result, peak, now
+
+
+@contextlib.contextmanager
+def _stderr_discarded() -> Iterator[None]:
+    """Discard what the profiler's C++ code writes to standard error at any log level."""
+    kept = os.dup(2)
+    nothing = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nothing, 2)
+    try:
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+        os.close(nothing)
+
+
+_START = (
+    "import os, sys, torch\n"
+    "import funcpipe.platforms.allocator, funcpipe.worker.attempt, funcpipe.worker.deferred_compiler\n"
+)
+_FORK = """
+if os.fork():
+    sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
+"""
+_WORK = """
+from funcpipe.platforms.memory import peak_memory_bytes
+from funcpipe.profiler.remote.exercise import exercise
+funcpipe.worker.deferred_compiler.defer_compiler()
+funcpipe.platforms.allocator.configure()
+torch.set_num_threads(1)
+exercise()
+print(peak_memory_bytes())
+"""
+
+
+_MEASURING = threading.Lock()
+
+
+def base_memory_bytes(*, forked: bool, modules: frozenset[str] = frozenset()) -> int:
+    """Return the peak resident bytes of a function that imports `modules` and trains small networks of common layers,
+    which touches the pages of torch's libraries that training needs.
+
+    Functions are fresh processes, or `forked` from one that has loaded torch, as on the local platform; forked ones
+    share pages, which are then not counted. Threads that ask at once wait for one measurement.
+    """
+    with _MEASURING:
+        return _measured(forked, modules)
+
+
+@functools.cache
+def _measured(forked: bool, modules: frozenset[str]) -> int:
+    imports = "".join(f"import {name}\n" for name in sorted(modules))
+    code = _START + (_FORK if forked else "") + imports + _WORK
+    command = [sys.executable, "-P", "-c", code]  # not with modules of the current folder, such as a platform.py
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=300, check=False)
+    if done.returncode != 0:
+        raise RunError(f"cannot measure the memory of an empty function: {done.stderr.strip()[-500:]}")
+    return int(done.stdout)
+
+
+def layer_fingerprint(stage: StageModule, values: Mapping[str, Tensor]) -> str:
+    """Return a text that is the same for two layers only if they compute the same on tensors of the same kind.
+
+    It lists the calls, the settings of modules, and shape, type and layout of parameters and values.
+    """
+    program = stage.program
+    numbers: dict[str, int] = {}
+    for i, (name, node) in enumerate(program.placeholders.items()):
+        numbers[node] = i
+        numbers[name] = i
+    given = [(name in stage.differentiable, _kind(values[name])) for name in (*stage.inputs, *stage.receives)]
+    for crossing in program.received:
+        numbers[crossing.node] = len(numbers)
+    for node in program.symbols:
+        numbers[node] = len(numbers)
+    calls = []
+    for layer in program.layers:
+        for call in layer.calls:
+            numbers[call.name] = len(numbers)
+            if call.target in EXPECTATIONS:  # which name the layer, and take no time
+                continue
+            calls.append(_call(stage, call, numbers))
+    sent = [numbers[crossing.node] for crossing in program.sent]
+    constants = [crossing.constants for crossing in program.received]
+    return repr((given, constants, calls, sent, sorted(numbers[node] for node in program.copied), stage.is_last))
+
+
+def _call(stage: StageModule, call: Call, numbers: Mapping[str, int]) -> Any:
+    def canonical(leaf: Any) -> Any:
+        return ("value", numbers[leaf.name]) if isinstance(leaf, Ref) else leaf
+
+    target: Any = call.target
+    if call.op == "call_module":
+        target = _module(attribute(stage, call.target))
+    elif call.op == "get_attr":
+        target = _kind(attribute(stage, call.target))
+    elif call.op == "call_function":
+        target = (getattr(target, "__module__", ""), str(target))
+    arguments = map_leaves(call.args, canonical), map_leaves(dict(call.kwargs), canonical)
+    return call.op, target, *arguments, call.no_grad, call.autocast
+
+
+def _kind(item: Any) -> Any:
+    if isinstance(item, Tensor):
+        shared = isinstance(item, nn.Parameter)
+        return str(item.dtype), tuple(item.shape), item.stride(), shared, shared and item.requires_grad
+    return repr(item)
+
+
+def _module(module: nn.Module) -> Any:
+    """Return the class, settings and tensors of a module and its children; other objects by identity."""
+    kept = ("_parameters", "_buffers", "_modules")
+    settings = {name: _setting(item) for name, item in sorted(vars(module).items()) if name not in kept}
+    tensors = [(name, _kind(item)) for own in (module._parameters, module._buffers) for name, item in own.items()]
+    inner = [(name, child and _module(child)) for name, child in module._modules.items()]
+    return id(type(module)), settings, tensors, inner
+
+
+def _setting(item: Any) -> Any:
+    if isinstance(item, bool | int | float | complex | str | bytes | type(None)):
+        return item
+    if isinstance(item, tuple | list | set | frozenset):
+        return type(item).__name__, [_setting(part) for part in item]
+    if isinstance(item, dict):
+        return [(repr(key), _setting(part)) for key, part in item.items()]
+    return _kind(item) if isinstance(item, Tensor) else id(item)

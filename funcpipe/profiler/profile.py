@@ -1,25 +1,179 @@
 """`profile`: a layer graph and a sample become a ModelProfile."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+import statistics
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor, nn
 
-from funcpipe.core import ModelProfile, PlatformSpec, TiedParameter, checks
+from funcpipe.core import LayerProfile, ModelProfile, PlatformSpec, TensorProfile, TiedParameter, checks
+from funcpipe.core.texts import error_text
+from funcpipe.errors import DataError, FuncPipeError
 from funcpipe.model.graph import Layer, LayerGraph
+from funcpipe.model.graph.inputs import resized
 from funcpipe.model.graph.isolation import in_turn, preserve_gradients, preserve_state
+from funcpipe.model.graph.symbols import BATCH
 from funcpipe.model.split import StageModule
 from funcpipe.model.split.bundle import dump_stage, imported_modules
 from funcpipe.model.split.cut import stage_of
 from funcpipe.model.tensors import one_thread
 from funcpipe.profiler import REPEATS
-from funcpipe.profiler.base_memory import base_memory_bytes
-from funcpipe.profiler.cut_sample import cut_sample, cutting
-from funcpipe.profiler.layer_fingerprint import layer_fingerprint
-from funcpipe.profiler.measure import LayerRun, Loss, Measure, Timing, local_timer, run_layer
-from funcpipe.profiler.profile_builder import ProfileBuilder
+from funcpipe.profiler.measure import (
+    LayerRun,
+    Loss,
+    Measure,
+    Times,
+    Timing,
+    base_memory_bytes,
+    layer_fingerprint,
+    local_timer,
+    run_layer,
+)
+
+
+class ProfileBuilder:
+    """Collects the runs of layers, in order; `output_bytes` are those of the last one's output.
+
+    A storage that several layers save for backward counts for the first of them.
+    """
+
+    def __init__(self, graph: LayerGraph, sizes: int, inputs: Mapping[str, Tensor]) -> None:
+        self._graph = graph
+        self._sizes = sizes
+        self._inputs = inputs
+        self._alive: dict[int, _Storage] = {}  # by address: storages of values that are still to be read
+        self._saved_by: dict[str, tuple[int, ...]] = {}
+        self._bytes: dict[str, int] = {}
+        for name, tensor in inputs.items():
+            self._alive.setdefault(_address(tensor), _Storage()).names.add(name)
+        self._added: list[tuple[LayerProfile, Timing]] = []
+        self.output_bytes = 0
+
+    def add_layer(self, run: LayerRun, timing: Timing) -> None:
+        """Add the next layer: its run on the values that later layers read, and its times, to be asked for later."""
+        number = len(self._added)
+        layer = self._graph.layers[number]
+        tensors = {id(tensor): tensor for tensor in self._graph.tensors_of(layer).values()}.values()
+        trainable = [tensor for tensor in tensors if isinstance(tensor, nn.Parameter) and tensor.requires_grad]
+        parameter_bytes = sum(tensor.nbytes for tensor in trainable)
+        for name, tensor in run.sent.items():
+            self._bytes[name] = tensor.numel() * tensor.itemsize
+            self._alive.setdefault(_address(tensor), _Storage()).names.add(name)
+        untimed = LayerProfile(
+            name=layer.name,
+            parameter_bytes=parameter_bytes,
+            constant_bytes=sum(tensor.nbytes for tensor in tensors) - parameter_bytes,
+            activation_bytes=self._newly_saved(number, run),
+            input_bytes=sum(self._inputs[name].nbytes for name in layer.inputs),
+            forward_s=(0.0,) * self._sizes,
+            backward_s=(0.0,) * self._sizes,
+        )
+        self._added.append((untimed, timing))
+        self.output_bytes = run.output_bytes
+        self._forget(number)
+
+    def layers(self) -> list[LayerProfile]:
+        """Return all layers with their times, once all are added."""
+        return [_timed(layer, timing()) for layer, timing in self._added]
+
+    def tensors(self) -> tuple[TensorProfile, ...]:
+        """Return the values that pass between layers, once all layers are added."""
+        return tuple(
+            TensorProfile(
+                name=value.name,
+                producer=value.producer,
+                consumers=value.consumers,
+                forward_bytes=self._bytes[value.name],
+                backward_bytes=self._bytes[value.name] if value.differentiable else 0,
+                saved_by=self._saved_by[value.name],
+            )
+            for value in self._graph.values
+        )
+
+    def _newly_saved(self, number: int, run: LayerRun) -> int:
+        """Return the bytes of the storages that this layer is the first to save."""
+        new = 0
+        for address, size in run.saved.items():
+            storage = self._alive.get(address)
+            if storage is None or not storage.saved_by:
+                new += size
+            if storage is not None:
+                storage.saved_by.append(number)
+        return new
+
+    def _forget(self, number: int) -> None:
+        """Drop the values that no layer after `number` reads: their addresses will be reused."""
+        gone = {value.name for value in self._graph.values if value.consumers[-1] == number}
+        for address, storage in list(self._alive.items()):
+            for name in storage.names & gone:
+                self._saved_by[name] = tuple(storage.saved_by)
+            storage.names -= gone
+            if not storage.names:
+                del self._alive[address]
+
+
+@dataclass
+class _Storage:
+    """The storage of some values: their names, and the layers that save it."""
+
+    names: set[str] = field(default_factory=set)
+    saved_by: list[int] = field(default_factory=list)
+
+
+def _address(tensor: Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _timed(layer: LayerProfile, times: Sequence[Times]) -> LayerProfile:
+    largest = times[-1]
+    return replace(
+        layer,
+        forward_s=tuple(statistics.median(size.forward_s) for size in times),
+        backward_s=tuple(statistics.median(size.backward_s) for size in times),
+        workspace_bytes=max(size.workspace_bytes for size in times),
+        forward_spread=_spread(largest.forward_s),
+        backward_spread=_spread(largest.backward_s),
+    )
+
+
+def _spread(seconds: Sequence[float]) -> float:
+    if len(seconds) < 2 or statistics.median(seconds) == 0:
+        return 0.0
+    low, middle, high = statistics.quantiles(seconds, n=4, method="inclusive")
+    return (high - low) / middle
+
+
+_WAY_OUT = (
+    "Tensors whose first dimension is not the batch (graphs in one tensor, packed sequences, time first) do not tell "
+    "how many samples they hold: give profile the DataLoader as sample_inputs, whose collate_fn makes micro-batches"
+)
+
+
+def cut_sample(graph: LayerGraph, inputs: Mapping[str, Tensor], micro_batch: int) -> dict[str, Tensor]:
+    """Return so many samples of `inputs`, cut or repeated along the first dimension. Raises DataError."""
+    if graph.output_sizes and BATCH not in graph.output_sizes:
+        shapes = ", ".join(f"{name} {tuple(tensor.shape)}" for name, tensor in inputs.items())
+        raise DataError(
+            f"the output of {graph.name} does not grow with the first dimension of the sample ({shapes}), but with "
+            f"another one. {_WAY_OUT}"
+        )
+    return resized(inputs, micro_batch)
+
+
+@contextlib.contextmanager
+def cutting(graph: LayerGraph, micro_batch: int) -> Iterator[None]:
+    """Raise DataError for a layer that fails on samples that were cut."""
+    try:
+        yield
+    except FuncPipeError:
+        raise
+    except Exception as error:
+        raise DataError(
+            f"{graph.name} takes the sample, but fails on {micro_batch} samples cut from it along the first dimension: "
+            f"{error_text(error)}. {_WAY_OUT}"
+        ) from error
 
 
 def profile(

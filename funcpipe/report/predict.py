@@ -23,11 +23,10 @@ from funcpipe.partitioner.cost.evaluate import column_of, plan_loads, plan_setti
 from funcpipe.partitioner.cost.formulas import lane_times
 from funcpipe.partitioner.cost.stores import link
 from funcpipe.scheduler.graph import StepShape, build_graph
-from funcpipe.scheduler.loading import Loading
-from funcpipe.scheduler.simulator.costs import Cost, costs_of
+from funcpipe.scheduler.pipeline import Loading
+from funcpipe.scheduler.simulator.costs import Cost, Timeline, costs_of
 from funcpipe.scheduler.simulator.disturbances import UNDISTURBED, Disturbances
 from funcpipe.scheduler.simulator.simulate import play
-from funcpipe.scheduler.simulator.timeline import Timeline
 from funcpipe.scheduler.tasks import Kind, Task
 
 _NORM_BYTES = 8

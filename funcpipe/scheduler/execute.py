@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from funcpipe.core import Event, Resource
 from funcpipe.errors import Cancelled, TaskFailed
 from funcpipe.scheduler.graph import Graph
-from funcpipe.scheduler.lane_rules import ORDERS, Order
-from funcpipe.scheduler.tasks import Task
+from funcpipe.scheduler.tasks import ORDERS, Order, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ def execute(
     open_downloads: int | None = None,
     clock: Callable[[], float] = time.time,
 ) -> tuple[Event, ...]:
-    """Run the tasks of one worker, each as soon as what it needs has ended and its lane lets it (see `lane_rules`).
+    """Run the tasks of one worker, each as soon as what it needs has ended and its lane lets it (see `tasks.Order`).
 
     Up to `open_requests` uploads are under way at once, and as many downloads unless `open_downloads` says otherwise;
     `run_task` has to let only one body at a time move in each direction. The compute lane runs in the calling thread,

@@ -1,7 +1,7 @@
 """The task graph of one training step: computation, transfers between stages, synchronisation of replicas, update.
 
-The graph says what waits for what, and in which order each lane takes its tasks (`lane_rules`); nothing else. Tasks
-overlap wherever no dependency forbids it.
+The graph says what waits for what, and in which order each lane takes its tasks (`tasks.Order`); nothing else. Tasks
+overlap wherever no dependency forbids it. `forward_graph` is the graph of a batch that is only evaluated.
 """
 
 from collections import defaultdict
@@ -10,8 +10,7 @@ from dataclasses import dataclass
 
 from funcpipe.comm.collectives import Move, Pattern, pattern, transfers
 from funcpipe.core import Resource, Routes, ScheduleKind, Streams, Sync, SyncWay, TieRoute
-from funcpipe.scheduler.loading import Loading, stage_loads, with_loads
-from funcpipe.scheduler.pipeline import RECEIVES, Links, Pipeline, Tasks, find_links
+from funcpipe.scheduler.pipeline import RECEIVES, Links, Loading, Pipeline, Tasks, find_links, stage_loads, with_loads
 from funcpipe.scheduler.tasks import GETS, PUTS, RESOURCES, Kind, Lane, Task, source_of
 
 
@@ -102,7 +101,7 @@ def build_graph(shape: StepShape) -> Graph:
 
 
 class _Asked:
-    """Makes a worker ask for objects in order: each get needs what the gets before it need (see `lane_rules`).
+    """Makes a worker ask for objects in order: each get needs what the gets before it need (see `Order`).
 
     Receives of a pipeline do so by themselves. To other gets is added what does not follow from their own needs: all of
     it follows if the get before is one of them, and a computation follows from a later one.
@@ -246,3 +245,38 @@ def _synchronise(
         moves.append(Task(_KIND_OF_MOVE[transfer.move], stage, replica, peer=transfer.peer, part=transfer.part))
         own = released.get(chosen.round_of(transfer), flatten)
         yield moves[-1], (own, *(moves[position] for position in transfer.after))
+
+
+AHEAD = 2
+"""The number of micro-batches that a stage may have received and not begun with."""
+
+
+def forward_graph(*, stages: int, replicas: int, micro_batches: int, routes: Routes) -> Graph:
+    """Return the tasks of all workers for so many micro-batches; micro-batch m belongs to replica m mod `replicas`."""
+    links = find_links(routes, stages)
+    tasks: list[Task] = []
+    needs: list[tuple[int, ...]] = []
+    place: dict[Task, int] = {}
+
+    def add(task: Task, *needed: Task) -> Task:
+        place[task] = len(tasks)
+        tasks.append(task)
+        needs.append(tuple(place[need] for need in needed))
+        return task
+
+    for stage in range(stages):
+        for replica in range(replicas):
+            done: list[Task] = []
+            for m in range(replica, micro_batches, replicas):
+                room = done[-AHEAD:][:1] if len(done) >= AHEAD else []
+                gets = [
+                    add(Task(Kind.GET_ACTIVATION, stage, replica, m, producer, part), *room)
+                    for producer, part in links[stage].reads
+                ]
+                done.append(add(Task(Kind.FORWARD, stage, replica, m), *gets))
+                for part in links[stage].writes:
+                    add(Task(Kind.PUT_ACTIVATION, stage, replica, m, None, part), done[-1])
+    for task, position in place.items():
+        if task.kind is Kind.GET_ACTIVATION:
+            needs[position] += (place[source_of(task)],)
+    return Graph(tuple(tasks), tuple(needs))

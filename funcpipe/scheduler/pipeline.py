@@ -1,12 +1,84 @@
-"""The tasks that move micro-batches through the stages and back: receives, computation, sends."""
+"""The way of micro-batches through one stage: their order, the transfers around them, and loading ahead of them.
+
+The order follows from how many micro-batches a stage may have in flight, with their forward begun and their backward
+not ended. No stage has fewer in flight than the stages after it, so no order here can deadlock, whatever tensors skip
+stages.
+"""
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from funcpipe.core import Routes, ScheduleKind
-from funcpipe.scheduler.schedules import actions, in_flight
 from funcpipe.scheduler.tasks import Kind, Task
+
+
+@dataclass(frozen=True, slots=True)
+class Action:
+    """The forward or the backward of one micro-batch; prints as `F3` or `B3`."""
+
+    backward: bool
+    micro_batch: int
+
+    def __str__(self) -> str:
+        return f"{'B' if self.backward else 'F'}{self.micro_batch}"
+
+
+def in_flight(schedule: ScheduleKind, *, stage: int, stages: int, micro_batches: int) -> int:
+    """Return the most micro-batches, of `micro_batches`, whose activations a function of `stage` holds at once."""
+    to_the_end = stages - stage
+    match schedule:
+        case ScheduleKind.GPIPE:
+            return micro_batches
+        case ScheduleKind.ONE_F_ONE_B:
+            return min(micro_batches, to_the_end)
+        case ScheduleKind.EAGER_ONE_F_ONE_B:
+            return min(micro_batches, 2 * to_the_end - 1)
+
+
+def actions(
+    schedule: ScheduleKind, micro_batches: Sequence[int], *, stage: int = 0, stages: int = 1
+) -> tuple[Action, ...]:
+    """Return the order of one stage's computation for `micro_batches`, given in ascending order."""
+    if schedule is ScheduleKind.GPIPE:
+        return _gpipe(micro_batches)
+    held = in_flight(schedule, stage=stage, stages=stages, micro_batches=len(micro_batches))
+    return _one_forward_one_backward(micro_batches, held)
+
+
+def _gpipe(micro_batches: Sequence[int]) -> tuple[Action, ...]:
+    """Return all forwards in ascending order, then all backwards in descending order (GPipe; FuncPipe section 3.1).
+
+    ::
+
+        stage 0   F0 F1 F2          B2 B1 B0
+        stage 1      F0 F1 F2    B2 B1 B0
+        stage 2         F0 F1 F2 B2 B1 B0
+    """
+    forwards = tuple(Action(False, m) for m in micro_batches)
+    backwards = tuple(Action(True, m) for m in reversed(micro_batches))
+    return forwards + backwards
+
+
+def _one_forward_one_backward(micro_batches: Sequence[int], held: int) -> tuple[Action, ...]:
+    """Return `held` forwards, then backwards and forwards by turns, then the other backwards; all in ascending order.
+
+    With one micro-batch in flight for each stage to the end this is 1F1B (PipeDream-Flush, Narayanan et al., ICML
+    2021); with 2 n - 1 for n stages to the end, eager 1F1B (Zhuang et al., MLSys 2023), which covers transfers that
+    take as long between two stages as a stage computes.
+
+    ::
+
+        stage 0   F0 F1 F2       B0 F3 B1    B2    B3
+        stage 1      F0 F1    B0 F2 B1 F3 B2    B3
+        stage 2         F0 B0 F1 B1 F2 B2 F3 B3
+    """
+    order = [Action(False, m) for m in micro_batches[:held]]
+    for place, m in enumerate(micro_batches):
+        order.append(Action(True, m))
+        order += [Action(False, later) for later in micro_batches[place + held : place + held + 1]]
+    return tuple(order)
+
 
 Tasks = Iterator[tuple[Task, tuple[Task, ...]]]
 """Tasks of one worker in order, each with the tasks of the same worker that it needs."""
@@ -151,3 +223,78 @@ class Pipeline:
 
     def _gradient_sends(self, m: int | None) -> list[Task]:
         return [Task(Kind.PUT_GRADIENT, self.stage, self.replica, m, peer) for peer in self.links.gradient_writes]
+
+
+SPARE = 2
+"""The micro-batches that a lane may have loaded beyond those that are to be there when a step begins."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loading:
+    """The loading in a step: by which `stages`, and for how many micro-batches in the `following` step.
+
+    At the end of a step the first micro-batches of the next one are loaded: as many as the schedule has in flight, and
+    one more. So loading has the whole step to hide behind computation, under GPipe too, whose forwards come all at
+    once. From then on a micro-batch is loaded for each one that a forward has taken, and `SPARE` beyond these.
+
+    By hand, for steps of 4 micro-batches under 1F1B with one in flight: 2 of the step were loaded before. Its own tasks
+    are load.m2, load.m3, and for the next step load.m0.k1, load.m1.k1. The first two may start at once, the third needs
+    forward.m0, the fourth forward.m1; forward.m2 needs load.m2.
+
+    Unless `is_loaded`, nothing of the step itself was loaded before it.
+    """
+
+    stages: frozenset[int]
+    following: int
+    is_loaded: bool = True
+
+
+def loaded_ahead(schedule: ScheduleKind, *, stage: int, stages: int, micro_batches: int) -> int:
+    """Return the number of a replica's micro-batches of a step that are loaded before it begins."""
+    held = in_flight(schedule, stage=stage, stages=stages, micro_batches=micro_batches)
+    return min(micro_batches, held + 1)
+
+
+def stage_loads(
+    loading: Loading | None,
+    schedule: ScheduleKind,
+    *,
+    stage: int,
+    stages: int,
+    replica: int,
+    replicas: int,
+    mine: range,
+) -> list[tuple[Task, int]]:
+    """The loads of one replica in order, each with the place of the forward, among its own, that makes room for it.
+
+    A place below 0 says that there is room from the beginning. `mine` are its micro-batches.
+    """
+    if loading is None or stage not in loading.stages:
+        return []
+    after = range(replica, loading.following, replicas)
+    own, coming = (
+        loaded_ahead(schedule, stage=stage, stages=stages, micro_batches=len(part)) for part in (mine, after)
+    )
+    begin = own if loading.is_loaded else 0
+    tasks = [Task(Kind.LOAD, stage, replica, m) for m in mine[begin:]]
+    tasks += [Task(Kind.LOAD, stage, replica, m, part=1) for m in after[:coming]]
+    room = SPARE if loading.is_loaded else own + SPARE
+    return [(task, min(number - room, len(mine) - 1)) for number, task in enumerate(tasks)]
+
+
+def with_loads(tasks: Tasks, loads: Sequence[tuple[Task, int]]) -> Tasks:
+    """`tasks` of a worker's pipeline, and its `loads` as early among them as what they need; forwards need theirs."""
+    left = list(loads)
+    read = {task.micro_batch: task for task, _ in loads if task.part is None}
+    forwards: list[Task] = []
+    for task, needs in tasks:
+        if task.kind is Kind.FORWARD:
+            while left and left[0][1] < len(forwards):
+                load, room = left.pop(0)
+                yield load, (forwards[room],) if room >= 0 else ()
+            forwards.append(task)
+            if task.micro_batch in read:
+                needs = (*needs, read[task.micro_batch])
+        yield task, needs
+    for load, room in left:
+        yield load, (forwards[room],) if room >= 0 else ()

@@ -1,14 +1,14 @@
 """What every schedule must do, as a suite for pytest.
 
 A test module of a schedule gives the fixture `schedule` and inherits the suite. The same functions as in
-`funcpipe.scheduler.schedules`, without the name of the schedule, make a `Schedule`.
+`funcpipe.scheduler.pipeline`, without the name of the schedule, make a `Schedule`.
 """
 
 import itertools
 from collections.abc import Sequence
 from typing import Protocol
 
-from funcpipe.scheduler.schedules import Action
+from funcpipe.scheduler.pipeline import Action
 
 SHAPES = tuple(itertools.product(range(1, 6), (0, 1, 2, 3, 4, 7, 12)))
 """Numbers of stages and of micro-batches that are tried."""

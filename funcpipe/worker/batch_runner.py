@@ -13,8 +13,7 @@ from funcpipe.model.split import StageModule
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.validation_reports import ValidationKeys
 from funcpipe.scheduler.execute import TaskResult, execute
-from funcpipe.scheduler.forward_graph import forward_graph
-from funcpipe.scheduler.graph import Graph
+from funcpipe.scheduler.graph import Graph, forward_graph
 from funcpipe.scheduler.tasks import Kind, Task, source_of
 from funcpipe.training.batches import Step
 from funcpipe.training.evaluation import Evaluation, Scores, StageEvaluation

@@ -8,7 +8,7 @@ from funcpipe.core import CountsByKind, RequestCounts, Routes, WorkerId, WorkerS
 from funcpipe.core.stores import kind_moved
 from funcpipe.runstate.keys import Keys
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
-from funcpipe.scheduler.loading import Loading
+from funcpipe.scheduler.pipeline import Loading
 from funcpipe.scheduler.tasks import Task
 from funcpipe.training.batches import Batches
 from funcpipe.worker.message_gc import StepMessages, most_objects, readers_of, upstream_of

@@ -10,7 +10,7 @@ from funcpipe.partitioner.cost.loads import Setting
 from funcpipe.partitioner.problem.options import Options, price_options, ways
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.problem.stage_graph import StageGraph
-from funcpipe.scheduler.schedules import in_flight
+from funcpipe.scheduler.pipeline import in_flight
 
 
 def plain_points(problem: Problem) -> list[tuple[float, float]]:

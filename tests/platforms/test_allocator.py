@@ -15,7 +15,7 @@ from torch import nn
 from funcpipe.platforms.allocator import configure
 from funcpipe.platforms.memory import peak_memory_bytes
 from funcpipe.profiler.remote.exercise import exercise
-from funcpipe.profiler.live import live_bytes
+from funcpipe.profiler.measure import live_bytes
 
 configure()
 torch.set_num_threads(1)

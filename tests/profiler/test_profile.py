@@ -15,7 +15,7 @@ from funcpipe.core import FunctionSize, ModelProfile, PlatformSpec, Precision
 from funcpipe.errors import DataError, InvalidValue, RunError
 from funcpipe.model.graph import trace
 from funcpipe.model.split.cut import stage_of
-from funcpipe.profiler import base_memory, measure
+from funcpipe.profiler import measure
 from funcpipe.profiler.measure import measure_here
 from funcpipe.profiler.profile import profile
 from tests.model.graph.models import CausalTransformer, ResidualNet
@@ -264,13 +264,13 @@ def test_profiling_leaves_the_model_alone_and_tells_its_progress() -> None:
 
 
 def test_base_memory_is_that_of_a_process_with_torch() -> None:
-    assert 100e6 < base_memory.base_memory_bytes(forked=True) < 1e9
+    assert 100e6 < measure.base_memory_bytes(forked=True) < 1e9
 
 
 def test_what_an_empty_function_fails_with_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(base_memory, "_START", "")
+    monkeypatch.setattr(measure, "_START", "")
     with pytest.raises(RunError, match=r"(?s)cannot measure the memory of an empty function: .*no_such_module"):
-        base_memory.base_memory_bytes(forked=False, modules=frozenset({"no_such_module"}))
+        measure.base_memory_bytes(forked=False, modules=frozenset({"no_such_module"}))
 
 
 def test_a_sample_unlike_the_traced_one_is_refused() -> None:

@@ -17,8 +17,7 @@ from graphlib import CycleError, TopologicalSorter
 
 from funcpipe.errors import PlanError
 from funcpipe.scheduler.graph import Graph
-from funcpipe.scheduler.lane_rules import ORDERS, Order
-from funcpipe.scheduler.tasks import Kind, source_of
+from funcpipe.scheduler.tasks import ORDERS, Kind, Order, source_of
 
 
 def check(graph: Graph) -> None:

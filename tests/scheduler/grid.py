@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from funcpipe.errors import InvalidValue, PlanError
-from funcpipe.scheduler.schedules import Action
+from funcpipe.scheduler.pipeline import Action
 
 Orders = Sequence[Sequence[Action]]
 """For each stage the order of its computation."""

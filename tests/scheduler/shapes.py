@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from funcpipe.core import Routes, ScheduleKind, Streams, Sync, TensorProfile, TiedParameter, find_routes
 from funcpipe.scheduler.graph import StepShape
-from funcpipe.scheduler.loading import Loading
+from funcpipe.scheduler.pipeline import Loading
 
 
 def drawn(*what: object) -> float:

@@ -4,11 +4,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.core import Resource, ScheduleKind, Streams, Sync, TieRoute
+from funcpipe.core import Resource, ScheduleKind, Streams, Sync, TensorProfile, TieRoute, find_routes
 from funcpipe.errors import PlanError
-from funcpipe.scheduler.graph import Graph, StepShape, build_graph
-from funcpipe.scheduler.schedules import actions
-from funcpipe.scheduler.tasks import Kind, Task
+from funcpipe.scheduler.graph import AHEAD, Graph, StepShape, build_graph, forward_graph
+from funcpipe.scheduler.pipeline import actions
+from funcpipe.scheduler.tasks import Kind, Task, source_of
 from tests.scheduler.check import check
 from tests.scheduler.shapes import chain_routes, shapes
 
@@ -241,3 +241,27 @@ def test_the_readers_of_an_object() -> None:
     readers = {str(put): [str(get) for get in gets] for put, gets in build_graph(small()).readers().items()}
     assert readers["put-activation.s0.r0.m0.k0"] == ["get-activation.s1.r0.m0.p0.k0"]
     assert readers["put-merged.s1.r1.k0"] == ["get-merged.s1.r0.p1.k0"]
+
+
+@given(st.integers(1, 4), st.integers(1, 3), st.integers(0, 7))
+def test_every_micro_batch_passes_all_stages_of_its_replica_once(stages: int, replicas: int, count: int) -> None:
+    tensors = [
+        TensorProfile(name=f"t{i}", producer=i, consumers=(i + 1,), forward_bytes=4, backward_bytes=0)
+        for i in range(stages - 1)
+    ]
+    graph = forward_graph(
+        stages=stages, replicas=replicas, micro_batches=count, routes=find_routes(range(stages), tensors, ())
+    )
+    forwards = [task for task in graph.tasks if task.kind is Kind.FORWARD]
+    assert sorted((t.stage, t.micro_batch) for t in forwards) == [(s, m) for s in range(stages) for m in range(count)]
+    assert all(task.micro_batch is not None and task.micro_batch % replicas == task.replica for task in graph.tasks)
+    assert {t.kind for t in graph.tasks} <= {Kind.FORWARD, Kind.PUT_ACTIVATION, Kind.GET_ACTIVATION}
+    for position, task in enumerate(graph.tasks):
+        needs = {graph.tasks[need] for need in graph.needs[position]}
+        if task.kind is Kind.GET_ACTIVATION:
+            assert source_of(task) in needs
+            assert task.micro_batch is not None
+            before = task.micro_batch - AHEAD * replicas
+            assert before < 0 or Task(Kind.FORWARD, task.stage, task.replica, before) in needs
+        elif task.kind is Kind.PUT_ACTIVATION:
+            assert Task(Kind.FORWARD, task.stage, task.replica, task.micro_batch) in needs

@@ -18,10 +18,9 @@ from funcpipe.core import Resource
 from funcpipe.errors import TaskFailed
 from funcpipe.scheduler.execute import TaskResult, execute, lane_threads
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
-from funcpipe.scheduler.lane_rules import ORDERS, SIDE_BY_SIDE, Order
 from funcpipe.scheduler.simulator.costs import Cost
 from funcpipe.scheduler.simulator.simulate import simulate
-from funcpipe.scheduler.tasks import Kind, Lane, Task
+from funcpipe.scheduler.tasks import ORDERS, SIDE_BY_SIDE, Kind, Lane, Order, Task
 from tests.examples import at_most
 from tests.scheduler.shapes import shapes
 

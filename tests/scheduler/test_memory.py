@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from funcpipe.core import Event, ScheduleKind, Sync
 from funcpipe.scheduler.graph import StepShape, build_graph
-from funcpipe.scheduler.pipeline import BUFFERS
-from funcpipe.scheduler.schedules import in_flight
+from funcpipe.scheduler.pipeline import BUFFERS, in_flight
 from funcpipe.scheduler.simulator.costs import Cost
 from funcpipe.scheduler.simulator.simulate import simulate
 from funcpipe.scheduler.tasks import Kind, Task

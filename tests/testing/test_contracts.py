@@ -9,8 +9,8 @@ import pytest
 from funcpipe.comm.collectives import Pattern, Transfer, pattern, transfers
 from funcpipe.core import ScheduleKind, Streams, Sync
 from funcpipe.partitioner import Policy, find_policy, policies
-from funcpipe.scheduler import schedules
-from funcpipe.scheduler.schedules import Action
+from funcpipe.scheduler import pipeline as schedules
+from funcpipe.scheduler.pipeline import Action
 from funcpipe.testing.policy_contract import PolicyContract
 from funcpipe.testing.schedule_contract import Schedule, ScheduleContract
 from funcpipe.testing.sync_contract import SyncContract, Way

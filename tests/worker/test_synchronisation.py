@@ -31,8 +31,7 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.report.predict import predict
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
-from funcpipe.scheduler.lane_rules import SIDE_BY_SIDE
-from funcpipe.scheduler.tasks import Kind, Task, source_of
+from funcpipe.scheduler.tasks import SIDE_BY_SIDE, Kind, Task, source_of
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker.synchronisation import Synchronisation
 from tests.scheduler.check import check

@@ -22,7 +22,7 @@ from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.pipeline import StageCosts
 from funcpipe.partitioner.cost.stores import joint_bytes_each, link, objects_fit, storage_usd
 from funcpipe.partitioner.cost.sync_ways import any_way_fits
-from funcpipe.scheduler.loading import SPARE
+from funcpipe.scheduler.pipeline import SPARE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

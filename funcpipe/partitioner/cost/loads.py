@@ -28,7 +28,7 @@ from funcpipe.core import (
     SyncWay,
 )
 from funcpipe.partitioner.cost import Array, BoolArray, IntArray
-from funcpipe.scheduler.schedules import in_flight
+from funcpipe.scheduler.pipeline import in_flight
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,7 @@
 """A task graph compiled to integers, so that it is fast to play.
 
 *Entries* are the tasks of the graph, by position, and after them one start for each worker. Strict lanes disappear: a
-task on one depends on the task before it. What is left of the other lanes is a number for each (see `lane_rules`).
+task on one depends on the task before it. What is left of the other lanes is a number for each (see `tasks.Order`).
 
 Shapes: `worker_of`, `waits`, `lane` and `side_by_side` have one element for each entry, `first` has one more, and
 `released` has one for each dependency. A list of its own for each entry would be hundreds of thousands of lists.
@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from funcpipe.scheduler.graph import Graph
-from funcpipe.scheduler.lane_rules import ORDERS, SIDE_BY_SIDE, Order
-from funcpipe.scheduler.tasks import RESOURCES, Kind
+from funcpipe.scheduler.tasks import ORDERS, RESOURCES, SIDE_BY_SIDE, Kind, Order
 
 Worker = tuple[int, int]
 Array = npt.NDArray[np.int64]

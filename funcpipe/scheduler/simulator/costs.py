@@ -1,16 +1,19 @@
-"""The costs of tasks, as the simulator reads them: one array for each quantity, shape (tasks,), in the graph's order.
+"""What the simulator reads and returns: the costs of tasks, and their starts and ends, as arrays in the graph's order.
 
 For example, a forward of 2 s and an upload of 10 bytes over a link of 5 bytes/s with a latency of 0.04 s::
 
     seconds  [2, 0.04]    body_bytes  [0, 10]    link_bytes_s  [inf, 5]    alone_s  [2, 2.04]
+
+If the upload waits for the forward, its Timeline has starts_s [0, 2] and ends_s [2, 4.04].
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from funcpipe.core import Event, Source, Trace
 from funcpipe.errors import InvalidValue
 from funcpipe.scheduler.graph import Graph
 from funcpipe.scheduler.tasks import Task
@@ -83,3 +86,58 @@ def _columns(costs: list[Cost]) -> Costs:
         payload_bytes=np.array([round(cost.payload_bytes) for cost in costs], dtype=np.int64),
         stores=np.array([cost.store for cost in costs], dtype=np.int64),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class LostAttempt:
+    """One run of a task, at `position` in the graph; `attempt` counts the earlier deaths of its worker."""
+
+    position: int
+    start_s: float
+    end_s: float
+    attempt: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Timeline:
+    """The start and end of each task of `graph`: three columns with one element for each task, in graph order.
+
+    `lost` are earlier runs, or parts of runs, that ended with the death of their worker.
+    """
+
+    graph: Graph
+    costs: Costs
+    starts_s: Sequence[float]
+    ends_s: Sequence[float]
+    attempts: Sequence[int]
+    lost: tuple[LostAttempt, ...] = ()
+
+    @property
+    def duration_s(self) -> float:
+        """The end of the last task; the step starts at 0."""
+        return max(self.ends_s, default=0.0)
+
+    def trace(self, *, run: str, step: int = 0) -> Trace:
+        """Return the same as events, in order of their start."""
+        events = sorted(self._events(step), key=lambda event: (event.start_s, event.end_s))
+        return Trace(run=run, source=Source.SIMULATED, events=tuple(events))
+
+    def _events(self, step: int) -> Iterator[Event]:
+        kept = (
+            LostAttempt(position, *when)
+            for position, when in enumerate(zip(self.starts_s, self.ends_s, self.attempts, strict=True))
+        )
+        resources = {task.kind: task.kind.resource for task in self.graph.tasks}
+        for done in (*kept, *self.lost):
+            task = self.graph.tasks[done.position]
+            yield Event(
+                task=str(task),
+                stage=task.stage,
+                replica=task.replica,
+                lane=resources[task.kind],
+                step=step,
+                start_s=done.start_s,
+                end_s=done.end_s,
+                payload_bytes=int(self.costs.payload_bytes[done.position]),
+                attempt=done.attempt,
+            )

@@ -4,10 +4,9 @@ import math
 
 from funcpipe.core import Resource
 from funcpipe.scheduler.graph import Graph
-from funcpipe.scheduler.lane_rules import ORDERS, SIDE_BY_SIDE, Order
 from funcpipe.scheduler.simulator.costs import Costs
 from funcpipe.scheduler.simulator.disturbances import Disturbances
-from funcpipe.scheduler.tasks import Lane
+from funcpipe.scheduler.tasks import ORDERS, SIDE_BY_SIDE, Lane, Order
 
 LINKS = (Resource.UPLOAD, Resource.DOWNLOAD)
 

@@ -7,11 +7,10 @@ from hypothesis import strategies as st
 from funcpipe.core import Resource, ScheduleKind, Sync
 from funcpipe.errors import InvalidValue, PlanError
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
-from funcpipe.scheduler.lane_rules import ORDERS, SIDE_BY_SIDE, Order
 from funcpipe.scheduler.simulator.costs import Cost, costs_of
 from funcpipe.scheduler.simulator.disturbances import Disturbances
 from funcpipe.scheduler.simulator.simulate import play, simulate
-from funcpipe.scheduler.tasks import Kind, Task, source_of
+from funcpipe.scheduler.tasks import ORDERS, SIDE_BY_SIDE, Kind, Order, Task, source_of
 from tests.scheduler.shapes import chain_routes, drawn, shapes
 
 

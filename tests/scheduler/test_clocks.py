@@ -5,8 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from funcpipe.core import Event, Resource, ScheduleKind, Sync
+from funcpipe.scheduler.clocks import aligned, clock_corrections
 from funcpipe.scheduler.graph import StepShape, build_graph
-from funcpipe.scheduler.simulator.clocks import aligned, clock_corrections
 from funcpipe.scheduler.simulator.costs import Cost
 from funcpipe.scheduler.simulator.simulate import simulate
 from funcpipe.scheduler.tasks import Task, source_of
