@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from funcpipe.cli import render
 from funcpipe.cli.files import write_file
 from funcpipe.core import Plan
-from funcpipe.core.json_form import to_plain
+from funcpipe.core.json_form import OBSERVED, to_plain
 from funcpipe.neighbours.history.journal import History, history_file, read_all, read_history
 from funcpipe.neighbours.history.learned import Known, ObservedIteration, as_observed, errors, known
 
@@ -55,4 +55,4 @@ def observed_here(plans: Sequence[Plan], ran_on: str | None = None) -> tuple[tup
 
 def with_observed(document: str, observed: Any) -> str:
     """The JSON of a prediction, with what is `observed` beside it; as it is where nothing was."""
-    return render.as_json(json.loads(document) | {"observed_here": to_plain(observed)}) if observed else document
+    return render.as_json(json.loads(document) | {OBSERVED: to_plain(observed)}) if observed else document

@@ -1,9 +1,12 @@
 """Checks that values apply to their own fields; each raises InvalidValue with the name of the field."""
 
+import dataclasses
+import functools
 import math
-from collections.abc import Sequence
+import typing
+from collections.abc import Iterator, Sequence
 from enum import Enum
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from funcpipe.errors import InvalidValue
 
@@ -26,6 +29,38 @@ def whole(field: str, value: int, low: int) -> None:
     """Raise InvalidValue unless `value` is a whole number and not below `low`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < low:
         raise InvalidValue(field, value, f"must be a whole number of at least {low}")
+
+
+def all_at_least(owner: object, low: float, *fields: str) -> None:
+    """Check with `at_least` those `fields` of a dataclass; those that may be None may also be that."""
+    for field, value in _given(owner, fields):
+        at_least(field, value, low)
+
+
+def all_positive(owner: object, *fields: str) -> None:
+    """Check with `positive` those `fields` of a dataclass; those that may be None may also be that."""
+    for field, value in _given(owner, fields):
+        positive(field, value)
+
+
+def all_whole(owner: object, low: int, *fields: str) -> None:
+    """Check with `whole` those `fields` of a dataclass; those that may be None may also be that."""
+    for field, value in _given(owner, fields):
+        whole(field, value, low)
+
+
+def _given(owner: object, fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
+    """Yield the fields with their values, without those that are None and may be."""
+    optional = _optional(type(owner))
+    for field in fields:
+        value = getattr(owner, field)
+        if value is not None or field not in optional:
+            yield field, value
+
+
+@functools.cache
+def _optional(kind: type[Any]) -> frozenset[str]:
+    return frozenset(field.name for field in dataclasses.fields(kind) if type(None) in typing.get_args(field.type))
 
 
 def choose(owner: object, field: str, kind: type[Enum], *, optional: bool = False) -> None:

@@ -189,8 +189,7 @@ class Streams:
     merged: int
 
     def __post_init__(self) -> None:
-        for field in ("rounds", "groups", "merged"):
-            checks.at_least(field, getattr(self, field), 1)
+        checks.all_at_least(self, 1, "rounds", "groups", "merged")
 
 
 def usual_streams(sync: Sync, replicas: int, streams: Streams | None = None) -> Streams:

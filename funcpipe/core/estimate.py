@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from funcpipe.core import checks
 from funcpipe.core.texts import counted, time_text, usd_text
@@ -134,8 +134,7 @@ class JobItem:
     requests_usd: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("count", "seconds", "functions_usd", "requests_usd"):
-            checks.at_least(name, getattr(self, name), 0)
+        checks.all_at_least(self, 0, "count", "seconds", "functions_usd", "requests_usd")
 
     @property
     def cost_usd(self) -> float:
@@ -175,11 +174,6 @@ class JobEstimate:
     hours_usd: float = 0.0
     traffic_usd: float = 0.0
     prices_note: str = ""
-
-    @staticmethod
-    def upgrade(fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields of what a command has printed with `--json`, which says beside them what was observed here."""
-        return {name: value for name, value in fields.items() if name != "observed_here"}
 
     @property
     def items(self) -> dict[str, JobItem]:

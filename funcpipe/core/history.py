@@ -51,8 +51,7 @@ class Observation:
         for name in ("run", "platform", "ran_on", "size"):
             checks.kind_of(name, getattr(self, name), str)
             checks.filled(name, getattr(self, name))
-        for name in ("predicted_s", "observed_s", "at_s"):
-            checks.at_least(name, getattr(self, name), 0)
+        checks.all_at_least(self, 0, "predicted_s", "observed_s", "at_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +82,8 @@ class ComparedWay:
     def __post_init__(self) -> None:
         for name in ("way", "key", "place"):
             checks.filled(name, getattr(self, name))
-        for name in ("seconds", "usd", "iterations", "start_s", "requests_usd", "spread", "losses_s", "delay_s"):
-            checks.at_least(name, getattr(self, name), 0)
+        checks.all_at_least(self, 0, "seconds", "usd", "iterations", "start_s", "requests_usd")
+        checks.all_at_least(self, 0, "spread", "losses_s", "delay_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,6 +128,5 @@ class WayRun:
     def __post_init__(self) -> None:
         for name in ("comparison", "way", "run", "ran_on"):
             checks.filled(name, getattr(self, name))
-        for name in ("share", "seconds"):
-            checks.positive(name, getattr(self, name))
+        checks.all_positive(self, "share", "seconds")
         checks.at_least("usd", self.usd, 0)

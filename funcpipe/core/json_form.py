@@ -2,8 +2,7 @@
 
 The JSON form follows from the dataclass: field names are keys, tuples are arrays, enums are their values. JSON has no
 NaN and no infinities: such a float, as the loss of a model that diverges, becomes its name, a string. A class that can
-be a whole document names its format and version in `FORMAT`. Where fields of the same version have moved, the class has
-a static method `upgrade`, which takes the fields of a document, old or new, and returns those of today.
+be a whole document names its format and version in `FORMAT`.
 """
 
 import dataclasses
@@ -31,6 +30,9 @@ class Document(Protocol):
 
 D = TypeVar("D", bound=Document)
 
+OBSERVED = "observed_here"
+"""What a command prints with `--json` beside the fields of a prediction: what earlier runs took here."""
+
 
 def to_text(value: Document, *, indent: int | None = 1) -> str:
     """Return the JSON document of `value`, its format first; in one line if `indent` is None, which is much faster."""
@@ -46,8 +48,7 @@ def from_text(kind: type[D], text: str | bytes, *, source: str) -> D:
     if not isinstance(data, dict):
         raise FormatError(f"{source}: expected a JSON object, got {_shape(data)}")
     check_format(data.get("format"), kind.FORMAT, source)
-    fields = {key: item for key, item in data.items() if key != "format"}
-    fields = getattr(kind, "upgrade", dict)(fields)
+    fields = {key: item for key, item in data.items() if key not in ("format", OBSERVED)}
     return typing.cast(D, from_plain(kind, fields, source=source))
 
 

@@ -20,8 +20,7 @@ class Gpu:
     vcpu_equivalents: float
 
     def __post_init__(self) -> None:
-        checks.positive("memory_mb", self.memory_mb)
-        checks.positive("vcpu_equivalents", self.vcpu_equivalents)
+        checks.all_positive(self, "memory_mb", "vcpu_equivalents")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,16 +44,10 @@ class Machine:
     quota: int = 8
 
     def __post_init__(self) -> None:
-        checks.whole("vcpu", self.vcpu, 1)
-        checks.whole("memory_mb", self.memory_mb, 1)
-        checks.whole("gpus", self.gpus, 0)
-        checks.whole("quota", self.quota, 0)
-        for name in ("network_mb_s", "on_demand_usd_h", "pcie_mb_s"):
-            checks.positive(name, getattr(self, name))
-        if self.spot_usd_h is not None:
-            checks.positive("spot_usd_h", self.spot_usd_h)
-        if self.interruption is not None:
-            checks.at_least("interruption", self.interruption, 0)
+        checks.all_whole(self, 1, "vcpu", "memory_mb")
+        checks.all_whole(self, 0, "gpus", "quota")
+        checks.all_positive(self, "network_mb_s", "on_demand_usd_h", "pcie_mb_s", "spot_usd_h")
+        checks.all_at_least(self, 0, "interruption")
         if (self.gpu is None) != (self.gpus == 0):
             raise InvalidValue("gpus", self.gpus, "must be above 0 if, and only if, gpu names their model")
 
@@ -89,8 +82,7 @@ class Market:
         checks.filled("machines", self.machines)
         checks.distinct("machines", [machine.name for machine in self.machines])
         checks.distinct("gpus", [gpu.name for gpu in self.gpus])
-        for name in ("start_s", "replace_s"):
-            checks.at_least(name, getattr(self, name), 0)
+        checks.all_at_least(self, 0, "start_s", "replace_s")
         known = [gpu.name for gpu in self.gpus]
         for i, machine in enumerate(self.machines):
             if machine.gpu is not None and machine.gpu not in known:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from funcpipe.core import checks
 from funcpipe.core.choices import (
@@ -48,13 +48,9 @@ class Pins:
     replicas: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("memory_mb", "max_memory_mb", "max_functions"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidValue(name, value, "must be at least 1")
+        checks.all_at_least(self, 1, "memory_mb", "max_memory_mb", "max_functions")
         for i, degree in enumerate(self.replicas or ()):
-            if degree < 1:
-                raise InvalidValue(f"replicas[{i}]", degree, "must be at least 1")
+            checks.at_least(f"replicas[{i}]", degree, 1)
 
 
 NO_PINS = Pins()
@@ -126,9 +122,7 @@ class TrainingSpec:
         checks.at_least("time_value", self.time_value, 0)
         for i, degree in enumerate(self.replicas or ()):
             checks.whole(f"replicas[{i}]", degree, 1)
-        for name in ("deadline_s", "budget_usd"):
-            if getattr(self, name) is not None:
-                checks.positive(name, getattr(self, name))
+        checks.all_positive(self, "deadline_s", "budget_usd")
         if self.deadline_s is not None and self.budget_usd is not None:
             raise InvalidValue("budget_usd", self.budget_usd, "cannot be given together with deadline_s")
         _check_sums(self.wire_sync)
@@ -217,9 +211,7 @@ class Plan(HasSummary):
     def __post_init__(self) -> None:
         for name in _CHOICES.keys() - {"recompute", "numerics"}:
             checks.choose(self, name, _CHOICES[name], optional=name == "wire_back")
-        checks.whole("global_batch", self.global_batch, 1)
-        checks.whole("micro_batch", self.micro_batch, 1)
-        checks.whole("replicas", self.replicas, 1)
+        checks.all_whole(self, 1, "global_batch", "micro_batch", "replicas")
         if self.global_batch % (self.micro_batch * self.replicas):
             rule = f"must be a multiple of micro_batch x replicas = {self.micro_batch} x {self.replicas}"
             raise InvalidValue("global_batch", self.global_batch, rule)
@@ -238,11 +230,6 @@ class Plan(HasSummary):
         if self.is_sharded:
             for way in self.ways:
                 _check_sharding(way.sync, self.gradient_wire)
-
-    @staticmethod
-    def upgrade(fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields of what a command has printed with `--json`, which says beside them what was observed here."""
-        return {name: value for name, value in fields.items() if name != "observed_here"}
 
     @property
     def ways(self) -> tuple[SyncWay, ...]:

@@ -36,10 +36,8 @@ class LayerProfile:
     backward_spread: float = 0.0
 
     def __post_init__(self) -> None:
-        for name in ("parameter_bytes", "activation_bytes", "constant_bytes", "input_bytes", "workspace_bytes"):
-            checks.at_least(name, getattr(self, name), 0)
-        for name in ("forward_spread", "backward_spread"):
-            checks.at_least(name, getattr(self, name), 0)
+        checks.all_at_least(self, 0, "parameter_bytes", "activation_bytes", "constant_bytes", "input_bytes")
+        checks.all_at_least(self, 0, "workspace_bytes", "forward_spread", "backward_spread")
         for name in ("forward_s", "backward_s"):
             for i, seconds in enumerate(getattr(self, name)):
                 checks.at_least(f"{name}[{i}]", seconds, 0)
@@ -70,15 +68,13 @@ class TensorProfile:
         checks.filled("consumers", self.consumers)
         for i, consumer in enumerate(self.consumers):
             if consumer <= self.producer:
-                raise InvalidValue(
-                    f"consumers[{i}]", consumer, f"must come after the producer {self.producer} (no cycles)"
-                )
+                rule = f"must come after the producer {self.producer} (no cycles)"
+                raise InvalidValue(f"consumers[{i}]", consumer, rule)
             if i > 0 and consumer <= self.consumers[i - 1]:
                 raise InvalidValue("consumers", self.consumers, "must be in ascending order, each once")
         if list(self.saved_by) != sorted({layer for layer in self.saved_by if layer >= 0}):
             raise InvalidValue("saved_by", self.saved_by, "must be layers in ascending order, each once")
-        checks.at_least("forward_bytes", self.forward_bytes, 0)
-        checks.at_least("backward_bytes", self.backward_bytes, 0)
+        checks.all_at_least(self, 0, "forward_bytes", "backward_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,8 +116,7 @@ class DataProfile:
     resident_bytes: int
 
     def __post_init__(self) -> None:
-        for name in ("load_s", "batch_bytes", "target_bytes", "resident_bytes"):
-            checks.at_least(name, getattr(self, name), 0)
+        checks.all_at_least(self, 0, "load_s", "batch_bytes", "target_bytes", "resident_bytes")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
@@ -157,8 +152,7 @@ class ModelProfile(HasSummary):
 
     def __post_init__(self) -> None:
         checks.at_least("micro_batch", self.micro_batch, 1)
-        checks.at_least("base_memory_bytes", self.base_memory_bytes, 0)
-        checks.at_least("output_bytes", self.output_bytes or 0, 0)
+        checks.all_at_least(self, 0, "base_memory_bytes", "output_bytes")
         checks.filled("sizes", self.sizes)
         checks.distinct("sizes", self.sizes)
         checks.filled("layers", self.layers)
@@ -246,8 +240,7 @@ class ProbeSpec:
     def __post_init__(self) -> None:
         checks.filled("run", self.run)
         checks.at_least("number", self.number, 0)
-        checks.at_least("memory_mb", self.memory_mb, 1)
-        checks.at_least("repeats", self.repeats, 1)
+        checks.all_at_least(self, 1, "memory_mb", "repeats")
         checks.positive("time_s", self.time_s)
 
     @property

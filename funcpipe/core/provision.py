@@ -1,7 +1,7 @@
 """A job (JobSpec), the machines or functions for it, the prediction for them, and a table of the ways."""
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from funcpipe.core import checks
 from funcpipe.core.plan import Plan
@@ -29,13 +29,10 @@ class JobSpec:
     miss_chance: float = 0.05
 
     def __post_init__(self) -> None:
-        checks.whole("samples", self.samples, 1)
-        checks.whole("global_batch", self.global_batch, 1)
+        checks.all_whole(self, 1, "samples", "global_batch")
         if (self.epochs is None) == (self.target_loss is None):
             raise InvalidValue("epochs", self.epochs, "or target_loss must be given, and only one of them")
-        for name in ("epochs", "deadline_s", "budget_usd"):
-            if getattr(self, name) is not None:
-                checks.positive(name, getattr(self, name))
+        checks.all_positive(self, "epochs", "deadline_s", "budget_usd")
         checks.at_least("miss_chance", self.miss_chance, 0)
         if self.miss_chance >= 1:
             raise InvalidValue("miss_chance", self.miss_chance, "must be below 1")
@@ -153,10 +150,5 @@ class ProvisionTable(HasSummary):
     why: str
     assumptions: tuple[str, ...] = ()
     market_assumptions: tuple[str, ...] = ()
-
-    @staticmethod
-    def upgrade(fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields of what a command has printed with `--json`, which says beside them what was observed here."""
-        return {name: value for name, value in fields.items() if name != "observed_here"}
 
     summary = provisions_summary

@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Protocol
+from typing import ClassVar, Protocol
 
 from funcpipe.core import checks
 from funcpipe.core.bill import Bill, RunAccount
@@ -81,24 +81,8 @@ class WorkerSpec:
 
     def __post_init__(self) -> None:
         checks.filled("run", self.run)
-        checks.at_least("attempt", self.attempt, 0)
-        checks.at_least("stage", self.stage, 0)
-        checks.at_least("replica", self.replica, 0)
-        checks.at_least("epochs", self.epochs, 0)
-        checks.at_least("first_step", self.first_step, 0)
+        checks.all_at_least(self, 0, "attempt", "stage", "replica", "epochs", "first_step")
         checks.positive("message_deadline_s", self.message_deadline_s)
-
-    @staticmethod
-    def upgrade(fields: dict[str, Any]) -> dict[str, Any]:
-        """The fields of a document that was written when `faults`, `limits` and `account` were one value, `life`."""
-        if "life" not in fields:
-            return fields
-        life = fields["life"]
-        upgraded = {name: value for name, value in fields.items() if name != "life"}
-        for name, kind in (("faults", FaultTolerance), ("limits", RunLimits), ("account", RunAccount)):
-            own = {item.name for item in dataclasses.fields(kind)}
-            upgraded[name] = {key: value for key, value in life.items() if key in own}
-        return upgraded
 
     @property
     def worker(self) -> str:
@@ -284,9 +268,7 @@ class ServerFunctionSpec:
         checks.filled("worker", self.worker)
         checks.at_least("attempt", self.attempt, 0)
         checks.at_least("memory_mb", self.memory_mb, 1)
-        checks.positive("message_deadline_s", self.message_deadline_s)
-        if self.lifetime_s is not None:
-            checks.positive("lifetime_s", self.lifetime_s)
+        checks.all_positive(self, "message_deadline_s", "lifetime_s")
 
 
 MARKS = "_watch/"

@@ -27,9 +27,7 @@ class ShardOrder:
     digest: str
 
     def __post_init__(self) -> None:
-        checks.at_least("lanes", self.lanes, 1)
-        checks.at_least("micro_batch", self.micro_batch, 1)
-        checks.at_least("window", self.window, 1)
+        checks.all_at_least(self, 1, "lanes", "micro_batch", "window")
 
 
 class Outcome(Enum):

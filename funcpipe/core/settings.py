@@ -65,13 +65,9 @@ class FaultTolerance:
     def __post_init__(self) -> None:
         checks.choose(self, "on_drift", OnDrift)
         checks.choose(self, "on_oom", OnOutOfMemory)
-        for name in ("checkpoint_steps", "compare_steps"):
-            if getattr(self, name) is not None:
-                checks.whole(name, getattr(self, name), 1)
-        if self.lifetime_s is not None:
-            checks.positive("lifetime_s", self.lifetime_s)
-        for name in ("failure_interval_s", "retained_bytes", "retained_objects", "start_s", "heartbeat_s", "lease_s"):
-            checks.positive(name, getattr(self, name))
+        checks.all_whole(self, 1, "checkpoint_steps", "compare_steps")
+        checks.all_positive(self, "lifetime_s", "failure_interval_s", "retained_bytes", "retained_objects")
+        checks.all_positive(self, "start_s", "heartbeat_s", "lease_s")
         checks.at_least("cold_start_s", self.cold_start_s, 0)
         checks.at_least("max_attempts", self.max_attempts, 1)
 
@@ -88,9 +84,7 @@ class RunLimits:
     allow_partial: bool = False
 
     def __post_init__(self) -> None:
-        for name in ("max_usd", "deadline_s"):
-            if getattr(self, name) is not None:
-                checks.positive(name, getattr(self, name))
+        checks.all_positive(self, "max_usd", "deadline_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -44,8 +44,7 @@ class Monitor:
 
     def __post_init__(self) -> None:
         checks.at_least("min_delta", self.min_delta, 0)
-        if self.patience is not None:
-            checks.at_least("patience", self.patience, 1)
+        checks.all_at_least(self, 1, "patience")
 
     def is_better(self, value: float, best: float | None) -> bool:
         """Return True if `value` beats `best`; NaN beats nothing, and is beaten by any number."""
@@ -123,9 +122,7 @@ class Validation:
         if self.every_steps is not None and self.every_epochs is not None:
             every = (self.every_steps, self.every_epochs)
             raise InvalidValue("every_steps, every_epochs", every, "must not both be given")
-        for name in ("every_steps", "every_epochs"):
-            if getattr(self, name) is not None:
-                checks.at_least(name, getattr(self, name), 1)
+        checks.all_at_least(self, 1, "every_steps", "every_epochs")
         if LOSS in self.metrics:
             raise InvalidValue("metrics", LOSS, "is the name of the loss; call the metric something else")
         known = (LOSS, *self.metrics)
