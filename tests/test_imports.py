@@ -45,7 +45,7 @@ BASE = (
     "platforms.base",
     "platforms.request_meter",
     "platforms.routed",
-    "platforms.starting",
+    "platforms.function_group",
     "platforms.wrappers",
     "platforms.allocator",
     "platforms.memory",

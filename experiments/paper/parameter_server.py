@@ -58,6 +58,11 @@ class ServedWorker:
         """Its short name."""
         return f"w{self.number}"
 
+    @property
+    def attempt(self) -> int:
+        """The only one."""
+        return 0
+
     def micro_batches(self, step: int) -> list[range]:
         """The samples of each of its micro-batches of a step: micro-batch m is worker m mod `workers`'s."""
         count = self.batch // self.micro_batch

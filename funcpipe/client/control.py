@@ -12,11 +12,12 @@ from funcpipe.core.run_key import RunKey
 from funcpipe.errors import CorruptMessage, PlatformError, RunKeyMissing, RunUnknown
 from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.platforms.catalog import open_platform as open_by_url
+from funcpipe.platforms.function_group import stop_functions
 from funcpipe.runstate.checkpoint_index import read_index
 from funcpipe.runstate.detached import unmark_generation
 from funcpipe.runstate.documents import POLL_S, find_readable_document, readable_documents
 from funcpipe.runstate.finished import find_finished
-from funcpipe.runstate.functions import list_functions, stop_functions
+from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import find_record, list_generations, newest_record
 from funcpipe.runstate.halt import halt_run, read_halt
 from funcpipe.runstate.keyring import KeyFolder, signed

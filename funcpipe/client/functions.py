@@ -2,20 +2,15 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import groupby
 
 from funcpipe.core import CountsByKind, Heartbeat, Outcome, WorkerSpec
 from funcpipe.errors import Superseded
 from funcpipe.platforms.base import Platform, Storage
+from funcpipe.platforms.function_group import Restarts, StartedFunction, WatchedFunction, stop_functions
 from funcpipe.runstate.documents import POLL_S
-from funcpipe.runstate.functions import (
-    RESTART_PAUSES,
-    StartedFunction,
-    list_functions,
-    start_function,
-    stop_functions,
-)
+from funcpipe.runstate.functions import list_functions, start_function
 from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
 
@@ -24,47 +19,17 @@ _LEAVING_S = 90.0
 
 
 @dataclass
-class WatchedFunction:
-    """A function that this client has known of since `since_s`, when it was `age_s` old, and that ended at `ended_s`.
-
-    Times are by this process's clock.
-    """
-
-    started: StartedFunction
-    since_s: float
-    age_s: float = 0.0
-    ended_s: float | None = None
-    clock: Callable[[], float] = time.monotonic
-
-    def seconds(self) -> float:
-        """Seconds that it has run, as far as is known here."""
-        return self.age_s + self.watched_s()
-
-    def from_its_start(self) -> "WatchedFunction":
-        """Return it as known from its start: it began while this client watched the run."""
-        return replace(self, since_s=self.since_s - self.age_s, age_s=0.0)
-
-    def watched_s(self) -> float:
-        """Seconds of that since this client has known of it."""
-        return (self.clock() if self.ended_s is None else self.ended_s) - self.since_s
-
-
-@dataclass
 class WatchedWorker:
-    """A worker, with the functions that were or are it, the newest last.
+    """A worker: its `restarts` since a step of the run last ended, and what its heartbeats say.
 
     `beat` is the last heartbeat that was seen, by attempt and number, and `beat_seen_s` when it was new; heartbeats
-    were last polled at `polled_s`. `restarts` counts since a step of the run last ended; another one, for
-    `restart_cause`, is due at `restart_at_s` if that is not None. By its heartbeats it runs in a function of
-    `memory_mb`, and has used `peak_bytes` at most; `requests` are those of each attempt.
+    were last polled at `polled_s`. By them it runs in a function of `memory_mb`, and has used `peak_bytes` at most;
+    `requests` are those of each attempt.
     """
 
     spec: WorkerSpec
-    functions: list[WatchedFunction] = field(default_factory=list)
     outcome: Outcome | None = None
-    restarts: int = 0
-    restart_at_s: float | None = None
-    restart_cause: str = ""
+    restarts: Restarts = field(default_factory=Restarts)
     beat: tuple[int, int] = (-1, 0)
     beat_seen_s: float = 0.0
     polled_s: float = 0.0
@@ -81,18 +46,12 @@ class WatchedWorker:
         if beat != self.beat:
             self.beat, self.beat_seen_s = beat, now_s
 
-    def is_silent(self, now_s: float) -> bool:
-        """Return True if its newest function is asleep or never began: no heartbeat came for too long."""
+    def is_silent(self, attempt: int, now_s: float) -> bool:
+        """Return True if its function, that `attempt`, is asleep or never began: no heartbeat came for too long."""
         faults = self.spec.faults
-        if self.beat[0] == self.functions[-1].started.attempt:
+        if self.beat[0] == attempt:
             return now_s - self.beat_seen_s > faults.lease_s + 2 * faults.heartbeat_s
         return now_s - self.beat_seen_s > faults.cold_start_s + faults.start_s + (self.spec.follows_within_s or 0.0)
-
-    def plan_restart(self, cause: str, now_s: float) -> None:
-        """Restart it at once for the first time since a step has ended, and after a growing pause from then on."""
-        self.restarts += 1
-        self.restart_cause = cause
-        self.restart_at_s = now_s + (RESTART_PAUSES.pause_s(self.restarts - 1) if self.restarts > 1 else 0.0)
 
 
 def known_seconds(functions: Sequence[StartedFunction], beat: Heartbeat | None) -> list[float]:

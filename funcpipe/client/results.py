@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
-from funcpipe.client.functions import WatchedFunction, unwatched_functions
+from funcpipe.client.functions import unwatched_functions
 from funcpipe.client.result_summary import result_summary
 from funcpipe.client.trained_loss import TrainedLoss
 from funcpipe.core import (
@@ -28,6 +28,7 @@ from funcpipe.core.summary import HasSummary
 from funcpipe.errors import InvalidValue, RunUnknown
 from funcpipe.model.split.module_state import Attributes
 from funcpipe.platforms.base import Storage
+from funcpipe.platforms.function_group import WatchedFunction
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.documents import readable_documents
 from funcpipe.runstate.keys import Keys

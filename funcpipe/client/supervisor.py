@@ -11,16 +11,17 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from funcpipe.client.failures import final_failures, first_failure, how_it_ended
-from funcpipe.client.functions import WatchedFunction, WatchedWorker, attached, await_end, joined, start_as_owner
+from funcpipe.client.functions import WatchedWorker, attached, await_end, joined, start_as_owner
 from funcpipe.client.growth import LESS_MEMORY, grown
 from funcpipe.core import MB, OnOutOfMemory, Outcome, PlatformSpec, RunAccount, WorkerReport, WorkerSpec, prices_of
 from funcpipe.core.stores import DEFAULT_STORES, Stores
 from funcpipe.errors import DeadlineExceeded, PlatformError, RunHalted, Superseded, WorkerFailed
 from funcpipe.platforms.base import Cause, Platform, State, Status, Storage
+from funcpipe.platforms.function_group import FunctionGroup, WatchedFunction, stop_functions
 from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.runstate.detached import unmark_run
 from funcpipe.runstate.documents import find_readable_document
-from funcpipe.runstate.functions import MAX_RESTARTS, OUT_OF_REACH_S, StartedFunction, list_functions, stop_functions
+from funcpipe.runstate.functions import OUT_OF_REACH_S, list_functions
 from funcpipe.runstate.generations import write_payload
 from funcpipe.runstate.halt import read_halt_reason
 from funcpipe.runstate.heartbeats import newest_heartbeat
@@ -59,7 +60,7 @@ class Supervisor:
     ) -> None:
         self._storage = storage
         self._keys = keys
-        self._platform = platform
+        self._group = FunctionGroup(platform)
         self._prices, self._stores = prices, stores
         self._account, self._keep = account, keep
         self._check_owner = check_owner
@@ -74,7 +75,7 @@ class Supervisor:
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         """End all functions; those of a run that others have started only if the run itself has ended."""
         if isinstance(error, Superseded):  # the client that has taken the run over ends them
-            await_end(lambda: any(self._runs(found.started) for found in self.functions()))
+            await_end(lambda: any(self._group.runs(found.started) for found in self.functions()))
             return
         goes_on = self._attached and error is not None and not isinstance(error, _RUN_ENDED)
         if goes_on:
@@ -90,13 +91,13 @@ class Supervisor:
     def attach(self, spec: WorkerSpec) -> None:
         """Watch the functions of one worker that others have started."""
         self._attached = True
-        self._workers[spec.worker] = worker = WatchedWorker(spec)
-        worker.beat_seen_s = time.monotonic()
-        worker.functions += attached(self._storage, self._keys, spec.worker, self._runs)
+        self._workers[spec.worker] = WatchedWorker(spec, beat_seen_s=time.monotonic())
+        for function in attached(self._storage, self._keys, spec.worker, self._group.runs):
+            self._group.watch(function)
 
     def detach(self) -> None:
         """Let the functions run on without this client."""
-        self._platform.detach()
+        self._group.platform.detach()
         self._detached = True
         _log.info("run %s: is left to itself", self._keys.run)
 
@@ -108,12 +109,12 @@ class Supervisor:
                 self._storage.delete_many(find_objects(self._storage, self._keys.payloads).own)
         known = {function.started.handle.name: function.started.handle for function in self.functions()}
         known |= {found.handle.name: found.handle for found in list_functions(self._storage, self._keys)}
-        stop_functions(self._platform, known.values())
+        stop_functions(self._group.platform, known.values())
 
     def step_ended(self) -> None:
         """Note that a step of the run has ended: restarts are counted anew."""
         for worker in self._workers.values():
-            worker.restarts = 0
+            worker.restarts.count = 0
 
     def poll(self) -> int:
         """Poll the functions, and restart those that have died; return how many workers are still at work.
@@ -139,7 +140,7 @@ class Supervisor:
 
     def functions(self) -> list[WatchedFunction]:
         """All functions that are known to have been started."""
-        return [function for worker in self._workers.values() for function in worker.functions]
+        return [function for name in self._workers for function in self._group.of(name)]
 
     def cost_usd(self) -> float:
         """Dollars for the time of functions and of stores so far, with what the run had cost before."""
@@ -161,21 +162,19 @@ class Supervisor:
 
     def _invoke(self, worker: WatchedWorker, spec: WorkerSpec) -> None:
         now_s = time.monotonic()
-        begun = start_as_owner(self._platform, self._storage, self._keys, spec, self._check_owner)
-        worker.functions.append(WatchedFunction(begun, now_s))
+        begun = start_as_owner(self._group.platform, self._storage, self._keys, spec, self._check_owner)
+        self._group.watch(WatchedFunction(begun, now_s))
         worker.beat_seen_s = now_s
 
     def _supervise(self, worker: WatchedWorker) -> None:
-        if worker.restart_at_s is not None:
+        if worker.restarts.due_s is not None:
             self._restart_if_due(worker)
             return
-        function = worker.functions[-1]
-        status = self._status(function.started)
+        function = self._newest(worker)
+        status = self._group.poll(function)
         if status.state is State.RUNNING and not self._is_silent(worker):
             return
         last = last_attempt(self._storage, self._keys, worker.spec.worker)
-        if status.state is not State.RUNNING:
-            function.ended_s = time.monotonic()
         if last is not None and last.ended is not None:
             if last.ended is Outcome.FAILED:
                 raise first_failure(self._storage, self._keys)
@@ -188,7 +187,7 @@ class Supervisor:
 
     def _replace(self, worker: WatchedWorker, status: Status, last: LastAttempt | None) -> None:
         """Watch the function that goes on in place of one that has ended, or start one."""
-        function = worker.functions[-1].started
+        function = self._newest(worker).started
         key = self._keys.worker_report(function.worker, function.attempt)
         report = find_readable_document(self._storage, WorkerReport, key)
         if report is not None and report.out_of_memory and not report.retryable:
@@ -200,14 +199,8 @@ class Supervisor:
             leased = last is not None and last.attempt >= function.attempt
             self._restart(worker, how_it_ended(function.handle, status, report, leased=leased, taken_by=taken_by))
 
-    def _status(self, function: StartedFunction) -> Status:
-        try:
-            return self._platform.status(function.handle)
-        except PlatformError as error:
-            return Status(state=State.FAILED, reason=f"is not known any more: {error}")
-
-    def _runs(self, function: StartedFunction) -> bool:
-        return self._status(function).state is State.RUNNING
+    def _newest(self, worker: WatchedWorker) -> WatchedFunction:
+        return self._group.of(worker.spec.worker)[-1]
 
     def _is_silent(self, worker: WatchedWorker) -> bool:
         """Return True if its function has been silent for too long; reads its heartbeat now and then."""
@@ -218,7 +211,7 @@ class Supervisor:
         self._read_heartbeat(worker, now_s)
         if time.monotonic() - now_s > OUT_OF_REACH_S:
             worker.beat_seen_s = time.monotonic()
-        return worker.is_silent(now_s)
+        return worker.is_silent(self._newest(worker).started.attempt, now_s)
 
     def _read_heartbeat(self, worker: WatchedWorker, now_s: float) -> None:
         heartbeat = newest_heartbeat(self._storage, self._keys, worker.spec.worker)
@@ -227,16 +220,16 @@ class Supervisor:
 
     def _adopt(self, worker: WatchedWorker) -> bool:
         """Watch the function that goes on, if there is one: a successor, or the first of this attempt."""
-        known = {function.started.handle.name: function for function in worker.functions}
-        for found in reversed(list_functions(self._storage, self._keys, worker.spec.worker)):
-            if not self._runs(found):
+        name = worker.spec.worker
+        known = {function.started.handle.name: function for function in self._group.of(name)}
+        for found in reversed(list_functions(self._storage, self._keys, name)):
+            if not self._group.runs(found):
                 continue
             function = known.get(found.handle.name)
             if function is None:
-                function = joined(
-                    found, newest_heartbeat(self._storage, self._keys, worker.spec.worker)
-                ).from_its_start()
-            worker.functions = [other for other in worker.functions if other is not function] + [function]
+                function = joined(found, newest_heartbeat(self._storage, self._keys, name)).from_its_start()
+            function.ended_s = None
+            self._group.watch(function)
             worker.beat_seen_s = time.monotonic()
             _log.info(
                 "run %s: worker %s goes on as attempt %d (%s), which a function has started",
@@ -246,16 +239,17 @@ class Supervisor:
         return False
 
     def _restart(self, worker: WatchedWorker, why: str) -> None:
-        worker.plan_restart(why, time.monotonic())
-        if worker.restarts > MAX_RESTARTS:
-            otherwise = f"worker {worker.spec.worker} {why}, {worker.restarts} times without a step in between"
+        restarts = worker.restarts
+        restarts.due_s = time.monotonic() + restarts.add(why)
+        if restarts.are_exhausted:
+            otherwise = f"worker {worker.spec.worker} {why}, {restarts.count} times without a step in between"
             raise first_failure(self._storage, self._keys, otherwise)
         self._restart_if_due(worker)
 
     def _restart_if_due(self, worker: WatchedWorker) -> None:
-        if worker.restart_at_s is None or time.monotonic() < worker.restart_at_s:
+        if not worker.restarts.take_due(time.monotonic()):
             return
-        name, why, worker.restart_at_s = worker.spec.worker, worker.restart_cause, None
+        name, why = worker.spec.worker, worker.restarts.cause
         newest = newest_attempt(self._storage, self._keys, name)
         attempt = 0 if newest is None else newest + 1
         _log.warning("run %s: restarts worker %s as attempt %d: it %s", self._keys.run, name, attempt, why)
@@ -270,7 +264,7 @@ class Supervisor:
         """Restart the worker in a larger function, if that is wanted and there is one."""
         self._read_heartbeat(worker, time.monotonic())
         stage = worker.spec.plan.stages[worker.spec.stage]
-        had_mb = worker.functions[-1].started.memory_mb or worker.memory_mb or stage.memory_mb
+        had_mb = self._newest(worker).started.memory_mb or worker.memory_mb or stage.memory_mb
         worker.peak_bytes = max(worker.peak_bytes, peak_bytes)
         message = f"ran out of memory: peak {worker.peak_bytes / MB:.0f} of {had_mb} MB"
         if had_mb >= stage.memory_mb:  # or else the stage has grown since this function was started
@@ -286,7 +280,7 @@ class Supervisor:
             raise WorkerFailed(f"{failure}; --on-oom grow continues with a larger function, {LESS_MEMORY}")
         replicas = [other for other in self._workers.values() if other.spec.stage == spec.stage]
         peak_bytes = max(other.peak_bytes for other in replicas)
-        plan = grown(spec.plan, spec.stage, peak_bytes, self._prices.sizes, self._platform.check, failure=failure)
+        plan = grown(spec.plan, spec.stage, peak_bytes, self._prices.sizes, self._group.platform.check, failure=failure)
         usd_s = prices_of(plan, self._prices).function_usd_s
         larger = plan.stages[spec.stage].size
         _log.warning("run %s: stage %d grows from %s to %s", self._keys.run, spec.stage, stage.size, larger)

@@ -61,7 +61,6 @@ from funcpipe.core.run import (
 )
 from funcpipe.core.runstate import (
     Busy,
-    FunctionDocument,
     Halt,
     HaltVerdict,
     HandOver,
@@ -116,7 +115,6 @@ __all__ = [
     "Events",
     "FaultTolerance",
     "FinishedRun",
-    "FunctionDocument",
     "FunctionSize",
     "Gpu",
     "GradientRoute",

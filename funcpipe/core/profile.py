@@ -248,6 +248,11 @@ class ProbeSpec:
         """The function's short name."""
         return f"probe{self.number}"
 
+    @property
+    def attempt(self) -> int:
+        """The only one."""
+        return 0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MachineReport:

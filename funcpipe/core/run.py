@@ -30,6 +30,10 @@ class Invocation(Protocol):
         """The short name of the worker."""
 
     @property
+    def attempt(self) -> int:
+        """The number of the attempt of the worker."""
+
+    @property
     def size(self) -> str:
         """The name of the function's size."""
 

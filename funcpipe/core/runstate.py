@@ -208,23 +208,6 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FunctionDocument:
-    """A function that was started for an attempt of a worker; `handle` is the platform's, as JSON text.
-
-    It has `memory_mb` of memory, and was started at `started_at_s` by the clock of who started it.
-    """
-
-    FORMAT: ClassVar[str] = "funcpipe.function/1"
-
-    worker: str
-    attempt: int
-    handle: str
-    usd_s: float
-    memory_mb: int | None = None
-    started_at_s: float = 0.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RunRecord:
     """The description of a run: all that is needed to watch it, stop it, or resume it under another plan.
 

@@ -13,8 +13,9 @@ from enum import Enum
 from funcpipe.core import FaultTolerance, Heartbeat, Outcome, RunRecord, WorkerReport, WorkerSpec, worker_name
 from funcpipe.errors import InputError, PlatformError
 from funcpipe.platforms.base import OpenPlatform, Platform, State, Status, Storage
+from funcpipe.platforms.function_group import StartedFunction
 from funcpipe.runstate.documents import POLL_S, find_readable_document
-from funcpipe.runstate.functions import StartedFunction, list_functions
+from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import last_attempt

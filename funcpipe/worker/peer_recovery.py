@@ -15,8 +15,9 @@ from funcpipe.core import Halt, Outcome, Restart, RunAccount, WorkerSpec
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import KeyExists, PlatformError, PlatformRefused
 from funcpipe.platforms.base import OpenPlatform, Storage
+from funcpipe.platforms.function_group import MAX_RESTARTS
 from funcpipe.runstate.documents import exists, find_readable_document, put_document
-from funcpipe.runstate.functions import MAX_RESTARTS, OUT_OF_REACH_S, start_for_worker
+from funcpipe.runstate.functions import OUT_OF_REACH_S, start_for_worker
 from funcpipe.runstate.generations import load_payload
 from funcpipe.runstate.halt import halt_run
 from funcpipe.runstate.heartbeats import newest_heartbeat

@@ -1,17 +1,16 @@
 """What a run is billed for: all its functions, whoever watched them, for as long as it is known that they ran."""
 
-import json
 import time
 from dataclasses import replace
 
 import pytest
 
-from funcpipe.client.functions import WatchedFunction, unwatched_functions
+from funcpipe.client.functions import unwatched_functions
 from funcpipe.client.results import bill
 from funcpipe.client.supervisor import Supervisor
-from funcpipe.core import DEFAULT_STORES, Bill, CountsByKind, FunctionDocument, Outcome
-from funcpipe.core.json_form import to_plain
+from funcpipe.core import DEFAULT_STORES, Bill, CountsByKind, Outcome
 from funcpipe.platforms.base import Handle, State, Status
+from funcpipe.platforms.function_group import StartedFunction, WatchedFunction
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import load_worker_specs
 from funcpipe.runstate.spending import reported_requests, request_usd, worker_reports
@@ -25,8 +24,7 @@ USD_S = 1024e-8
 def started(run: Run, worker: str, attempt: int, *, at_s: float, token: str = "aa") -> str:
     """Record a function that others have started; returns its name."""
     handle = Handle(worker=worker, name=f"{worker}-{attempt}-{token}")
-    text = json.dumps(to_plain(handle))
-    document = FunctionDocument(worker=worker, attempt=attempt, handle=text, usd_s=USD_S, started_at_s=at_s)
+    document = StartedFunction(worker=worker, attempt=attempt, handle=handle, usd_s=USD_S, started_at_s=at_s)
     put_document(run.storage, KEYS.function(worker, attempt, token), document)
     return handle.name
 

@@ -228,7 +228,7 @@ def test_a_client_that_has_started_a_run_restarts_no_worker_with_it(
 ) -> None:
     """It knows the payloads itself, and the code that they name is not there any more."""
     at_once = Backoff(first_s=1.0, most_s=1.0, draw=lambda: 0.0)
-    monkeypatch.setattr("funcpipe.client.functions.RESTART_PAUSES", at_once)
+    monkeypatch.setattr("funcpipe.platforms.function_group.RESTART_PAUSES", at_once)
     place.begin(stage=0, way=way)
     with pytest.raises(WorkerFailed, match=r"stage/s0\.bundle is not signed by its run"):
         launch(place.prepared(RunSettings(name=RUN)))

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 
-from funcpipe.client.functions import WatchedWorker
 from funcpipe.client.results import bill
 from funcpipe.client.supervisor import Supervisor
 from funcpipe.core import CountsByKind, FaultTolerance, Halt, OnOutOfMemory, Outcome, RunAccount, WorkerSpec
 from funcpipe.core.backoff import Backoff
 from funcpipe.errors import DeadlineExceeded, PlatformError, RunHalted, WorkerFailed
 from funcpipe.platforms.base import Cause, Handle, State, Status
+from funcpipe.platforms.function_group import Restarts
 from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.functions import start_function
 from funcpipe.runstate.generations import load_worker_specs
@@ -121,7 +121,7 @@ def test_a_worker_that_dies_is_restarted_with_what_the_run_has_cost(caplog: pyte
 
 def restarts_pause(patch: pytest.MonkeyPatch, pause_s: float) -> None:
     pauses = Backoff(first_s=1.0, most_s=1e6, draw=lambda: pause_s)
-    patch.setattr("funcpipe.client.functions.RESTART_PAUSES", pauses)
+    patch.setattr("funcpipe.platforms.function_group.RESTART_PAUSES", pauses)
 
 
 def test_a_worker_that_dies_again_is_restarted_after_a_pause(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -141,13 +141,8 @@ def test_a_worker_that_dies_again_is_restarted_after_a_pause(monkeypatch: pytest
 
 def test_pauses_grow_from_restart_to_restart(monkeypatch: pytest.MonkeyPatch) -> None:
     restarts_pause(monkeypatch, 1.0)
-    run, due_s = Run(), []
-    run.start()
-    worker = WatchedWorker(run.platform.invoked[0])
-    for _ in range(4):
-        worker.plan_restart("died", 100.0)
-        due_s.append(worker.restart_at_s)
-    assert due_s == [100.0, 101.0, 102.0, 104.0]
+    restarts = Restarts()
+    assert [restarts.add("died") for _ in range(4)] == [0.0, 1.0, 2.0, 4.0]
 
 
 def test_a_worker_that_dies_again_and_again_ends_the_run(monkeypatch: pytest.MonkeyPatch) -> None:

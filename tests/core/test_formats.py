@@ -5,13 +5,13 @@ import inspect
 import funcpipe.core
 from funcpipe.core.trace import TRACE_FORMAT
 from funcpipe.neighbours.parameter_server.function_messages import FunctionMessage, WorkOrder
+from funcpipe.platforms.function_group import StartedFunction
 
 FORMATS = {
     "Events": "funcpipe.events/1",
     "Bill": "funcpipe.bill/1",
     "Comparison": "funcpipe.comparison/1",
     "FinishedRun": "funcpipe.finished/1",
-    "FunctionDocument": "funcpipe.function/1",
     "Halt": "funcpipe.halt/1",
     "HaltVerdict": "funcpipe.halt-verdict/1",
     "HandOver": "funcpipe.hand-over/1",
@@ -57,5 +57,6 @@ def test_the_names_of_formats_stay() -> None:
     found = {name: text for name, text in formats.items() if isinstance(text, str)}
     assert found == FORMATS
     assert TRACE_FORMAT == "funcpipe.trace/1"
+    assert StartedFunction.FORMAT == "funcpipe.function/1"
     assert WorkOrder.FORMAT == "funcpipe.server-work/1"
     assert FunctionMessage.FORMAT == "funcpipe.server-push/1"

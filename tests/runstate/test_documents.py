@@ -9,6 +9,7 @@ from funcpipe.core import Halt, HandOver, worker_name
 from funcpipe.core.json_form import to_plain
 from funcpipe.errors import CorruptMessage, KeyMissing, PlatformError, RunUnknown, StorageError
 from funcpipe.platforms.base import OPEN, Gate, Handle
+from funcpipe.platforms.function_group import stop_functions
 from funcpipe.runstate.documents import (
     READS,
     decode_document,
@@ -17,7 +18,7 @@ from funcpipe.runstate.documents import (
     get_listed_document,
     put_document,
 )
-from funcpipe.runstate.functions import StartedFunction, list_functions, start_function, stop_functions
+from funcpipe.runstate.functions import list_functions, start_function
 from funcpipe.runstate.generations import (
     delete_generation,
     delete_objects,
@@ -106,7 +107,6 @@ def test_functions_are_found_by_anybody_unless_they_are_deleted_meanwhile() -> N
     gone = Forgetful()
     start_function(platform, gone, KEYS, spec())
     assert list_functions(gone, KEYS) == ()
-    assert isinstance(begun, StartedFunction)
     assert json.loads(json.dumps(to_plain(begun.handle)))["name"] == "function 1"
 
 

@@ -9,8 +9,8 @@ import pytest
 from funcpipe.core import LeaseDocument, Outcome, WorkerReport
 from funcpipe.core.run import WorkerSpec
 from funcpipe.errors import PlatformError
+from funcpipe.platforms import function_group
 from funcpipe.platforms.base import Handle, Platform, State, Status
-from funcpipe.runstate import functions
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.functions import start_function
 from funcpipe.runstate.keys import Keys
@@ -164,7 +164,7 @@ def test_a_function_that_was_just_started_is_starting_until_it_had_time_to_begin
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run, now_s = Run(), 5000.0
-    monkeypatch.setattr(functions, "time", SimpleNamespace(time=lambda: now_s))
+    monkeypatch.setattr(function_group, "time", SimpleNamespace(time=lambda: now_s))
     run.start(0)
     run.start(1)
     assert states(run.look(now_s + 1)) == [WorkerState.STARTING] * 2

@@ -1,14 +1,12 @@
 """What a run keeps in storage while others write, delete or damage it at the same time."""
 
-import json
-
 import pytest
 from torch import nn
 
-from funcpipe.core import FunctionDocument, Halt, LeaseDocument
-from funcpipe.core.json_form import to_plain
+from funcpipe.core import Halt, LeaseDocument
 from funcpipe.errors import CorruptMessage, KeyMissing, RunUnknown, Superseded
 from funcpipe.platforms.base import OPEN, Gate, Handle
+from funcpipe.platforms.function_group import StartedFunction
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.documents import READS, get_document, get_listed_document, put_document
 from funcpipe.runstate.functions import list_functions
@@ -110,7 +108,6 @@ def test_a_lease_that_is_taken_away_is_lost() -> None:
 def test_a_function_whose_document_is_deleted_while_they_are_listed_is_passed_over() -> None:
     storage = Late("0b", misses=READS)
     for end in ("0a", "0b"):
-        handle = json.dumps(to_plain(Handle(worker="s0.r0", name=end)))
-        note = FunctionDocument(worker="s0.r0", attempt=0, handle=handle, usd_s=0.0)
+        note = StartedFunction(worker="s0.r0", attempt=0, handle=Handle(worker="s0.r0", name=end), usd_s=0.0)
         put_document(storage, KEYS.function("s0.r0", 0, end), note)
     assert [function.handle.name for function in list_functions(storage, KEYS)] == ["0a"]

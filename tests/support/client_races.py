@@ -26,9 +26,9 @@ from funcpipe.client.upload import upload
 from funcpipe.core import Invocation, Precision, RunAccount, RunLimits
 from funcpipe.core.settings import DEFAULT_FAULTS
 from funcpipe.errors import KeyMissing, RunUnknown
+from funcpipe.platforms import function_group
 from funcpipe.platforms.base import Handle, PlainKeys, Platform, State, Status, Storage
 from funcpipe.platforms.catalog import LOCAL, load_spec
-from funcpipe.runstate import functions as run_functions
 from funcpipe.runstate.generations import load_payload, newest_record, reserve_generation, write_payload, write_record
 from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
@@ -302,7 +302,7 @@ def clients(*, beating: bool = False) -> Iterator[None]:
             stack.enter_context(mock.patch.dict(cast(Any, made.__init__).__kwdefaults__, clock=clock))
         for where, name, value in (
             (time, "sleep", lambda seconds: sleep(max(seconds, NAP_S))),
-            (run_functions, "ThreadPoolExecutor", _OneByOne),
+            (function_group, "ThreadPoolExecutor", _OneByOne),
             (client_functions, "_LEAVING_S", NAP_S),
             (launching, "keep_client_log", lambda _: contextlib.nullcontext()),
             (launching, "follow", _follow),

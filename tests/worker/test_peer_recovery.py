@@ -6,8 +6,9 @@ import pytest
 
 from funcpipe.core import FaultTolerance, HandOver, LeaseDocument, Restart, RunAccount, RunLimits, WorkerSpec
 from funcpipe.platforms.base import Storage
+from funcpipe.platforms.function_group import MAX_RESTARTS
 from funcpipe.runstate.documents import get_document, put_document
-from funcpipe.runstate.functions import MAX_RESTARTS, list_functions
+from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import write_payload
 from funcpipe.runstate.halt import read_halt
 from funcpipe.runstate.keys import Keys

@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from funcpipe.core import RunAccount
-from funcpipe.runstate.functions import MAX_RESTARTS
+from funcpipe.platforms.function_group import MAX_RESTARTS
 from funcpipe.runstate.generations import write_payload
 from tests.worker.test_peer_recovery import KEYS, SILENT_S, STARTING_S, Place
 

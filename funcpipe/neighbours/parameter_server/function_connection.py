@@ -12,7 +12,8 @@ from funcpipe.core import ServerFunctionSpec
 from funcpipe.neighbours.parameter_server.arrivals import Arrivals
 from funcpipe.neighbours.parameter_server.function_messages import FunctionMessage, ServerKeys, WorkOrder, unpacked
 from funcpipe.neighbours.parameter_server.values import Chunk
-from funcpipe.platforms.base import Handle, Storage
+from funcpipe.platforms.base import Storage
+from funcpipe.platforms.function_group import WatchedFunction
 from funcpipe.runstate.documents import encode_document
 from funcpipe.runstate.keys import Keys
 
@@ -53,20 +54,18 @@ class FunctionConnection:
     def __init__(
         self,
         spec: ServerFunctionSpec,
-        handle: Handle,
+        function: WatchedFunction,
         storage: Storage,
         inbox: Inbox,
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.spec, self.handle = spec, handle
+        self.spec, self.function = spec, function
         self._storage, self._inbox, self._clock = storage, inbox, clock
         self._keys = ServerKeys(Keys.of(spec))
         self._orders: queue.SimpleQueue[WorkOrder | None] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._number = 0
-        self._ended_s: float | None = None
-        self.began_s = clock()
         self.ready, self.over = False, False
         self.given: dict[int, Given] = {}
         self.last: FunctionMessage | None = None
@@ -97,22 +96,15 @@ class FunctionConnection:
         return self.last is not None and self.last.number > 0 and self._clock() >= self.leaves_at_s
 
     def function_ended(self) -> None:
-        """Report that the platform says it has ended, after all that it has sent."""
-        self._ended_s = self._clock()
+        """Expect nothing but what the function has sent before it ended."""
         self._ended.set()
         self._orders.put(None)
-
-    @property
-    def has_ended(self) -> bool:
-        """True if the platform has said that the function has ended."""
-        return self._ended.is_set()
 
     def close(self) -> None:
         """Expect nothing more."""
         self.over = True
-        self._ended_s = self._clock() if self._ended_s is None else self._ended_s
-        self._ended.set()
-        self._orders.put(None)
+        self.function.has_ended()
+        self.function_ended()
 
     def join(self) -> None:
         """Wait until a connection that is over makes no more requests to the storage."""
@@ -124,7 +116,7 @@ class FunctionConnection:
         reported_s = 0.0 if self.last is None else self.last.billed_s
         if self.last is not None and self.last.leaves:
             return reported_s
-        return max(reported_s, (self._clock() if self._ended_s is None else self._ended_s) - self.began_s)
+        return max(reported_s, self.function.watched_s())
 
     def _next_order(self, chunk: Chunk | None, version: int) -> WorkOrder:
         self._number += 1

@@ -8,7 +8,7 @@ has left. A function that is killed, or silent for too long, is followed by anot
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from funcpipe.core import ServerFunctionSpec
 from funcpipe.core.settings import overlap_s
@@ -17,9 +17,8 @@ from funcpipe.neighbours.parameter_server.function_connection import FunctionCon
 from funcpipe.neighbours.parameter_server.function_messages import FunctionMessage
 from funcpipe.neighbours.parameter_server.values import Chunk, ServerWorker
 from funcpipe.neighbours.parameter_server.worker_group import Lost
-from funcpipe.platforms.base import Cause, Platform, State, Status, Storage
-from funcpipe.platforms.starting import invoke_with_retry
-from funcpipe.runstate.functions import MAX_RESTARTS, RESTART_PAUSES, stop_functions
+from funcpipe.platforms.base import Cause, Platform, State, Storage
+from funcpipe.platforms.function_group import RESTART_PAUSES, FunctionGroup, Restarts
 
 _log = logging.getLogger(__name__)
 
@@ -34,17 +33,15 @@ _START_S = 60.0
 class WorkerSlot:
     """The place of a worker, with the function that serves it now, and its successor.
 
-    `restarts` counts since the worker last answered. Another function is due at `restart_at_s`, and another try to
-    start a successor not before `successor_at_s`. The worker is `handing_over` after a function has left in time, until
-    the next one is ready; if it is `leaving`, no other follows.
+    `restarts` are those since the worker last answered. A successor is not tried before `successor_at_s`. The worker is
+    `handing_over` after a function has left in time, until the next one is ready; if it is `leaving`, no other follows.
     """
 
     worker: ServerWorker
     connection: FunctionConnection | None = None
     successor: FunctionConnection | None = None
     attempts: int = 0
-    restarts: int = 0
-    restart_at_s: float | None = None
+    restarts: Restarts = field(default_factory=Restarts)
     successor_at_s: float = 0.0
     step_s: float = 0.0
     handing_over: bool = False
@@ -78,9 +75,9 @@ class FunctionPool:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._spec, self._platform, self._storage, self._inbox, self._clock = spec, platform, storage, inbox, clock
+        self._spec, self._storage, self._inbox, self._clock = spec, storage, inbox, clock
+        self._group = FunctionGroup(platform, clock=clock)
         self._polled_s = float("-inf")
-        self._statuses: dict[FunctionConnection, Status] = {}
         self.slots: dict[str, WorkerSlot] = {}
         self.connections: list[FunctionConnection] = []
 
@@ -102,9 +99,7 @@ class FunctionPool:
             return []
         self._polled_s = now_s
         found = [
-            self._check(connection, now_s)
-            for connection in self.connections
-            if not connection.over and not connection.has_ended
+            self._check(connection, now_s) for connection in self.connections if connection.function.ended_s is None
         ]
         return [lost for lost in found if lost is not None]
 
@@ -112,7 +107,7 @@ class FunctionPool:
         """Start the functions that are due: in place of others that have gone, and successors of those that will."""
         now_s = self._clock()
         for slot in list(self.slots.values()):
-            if slot.restart_at_s is not None and slot.restart_at_s <= now_s:
+            if slot.restarts.take_due(now_s):
                 self._restart(slot)
             elif self._needs_successor(slot, now_s):
                 self._start_successor(slot, now_s)
@@ -125,7 +120,7 @@ class FunctionPool:
         if slot is None:
             return None
         if message.number:
-            slot.restarts = 0
+            slot.restarts.count = 0
             slot.step_s = max(slot.step_s, message.pull_s + message.compute_s)
         lost = self._left(slot, connection) if message.leaves else None
         if connection is slot.connection and connection.ready:
@@ -140,7 +135,7 @@ class FunctionPool:
 
     def ended(self, connection: FunctionConnection) -> Lost | None:
         """Handle a function that ended without a message. Raises WorkerFailed if it was out of memory."""
-        status = self._statuses.get(connection)
+        status = connection.function.status
         reason = (status.reason if status is not None else "") or "its function ended without a word"
         if status is not None and status.cause is Cause.OUT_OF_MEMORY:
             raise self.out_of_memory(connection, reason)
@@ -152,8 +147,7 @@ class FunctionPool:
         slot, now_s = self._slot_of(connection), self._clock()
         if slot is None:
             return None
-        slot.restarts += 1
-        pause_s = RESTART_PAUSES.pause_s(slot.restarts - 1) if slot.restarts > 1 else 0.0
+        pause_s = slot.restarts.add(reason)
         if connection is slot.successor:
             _log.warning("the successor of worker %s is lost: %s", slot.worker.name, reason)
             slot.successor, slot.successor_at_s = None, now_s + pause_s
@@ -172,38 +166,35 @@ class FunctionPool:
 
     def stop(self) -> None:
         """End all functions that are not known to have ended."""
-        running = [connection for connection in self.connections if not connection.over and not connection.has_ended]
+        left = self._group.left
         for connection in self.connections:
             connection.close()
-        stop_functions(self._platform, [connection.handle for connection in running])
+        self._group.stop(left)
         for connection in self.connections:
             connection.join()
 
     def _invoke(self, slot: WorkerSlot, *, patient: bool = False) -> FunctionConnection:
         spec = replace(self._spec, worker=slot.worker.name, attempt=slot.attempts)
-        handle = invoke_with_retry(self._platform, spec) if patient else self._platform.invoke(spec)
+        function = self._group.start(spec, patient=patient)
         slot.attempts += 1
-        _log.info("started function %s as attempt %d of worker %s", handle.name, spec.attempt, spec.worker)
-        connection = FunctionConnection(spec, handle, self._storage, self._inbox, clock=self._clock)
+        connection = FunctionConnection(spec, function, self._storage, self._inbox, clock=self._clock)
         self.connections.append(connection)
         return connection
 
     def _check(self, connection: FunctionConnection, now_s: float) -> Lost | None:
-        status = self._platform.status(connection.handle)
-        if status.state is not State.RUNNING:
-            self._statuses[connection] = status
+        if self._group.poll(connection.function).state is not State.RUNNING:
             connection.function_ended()
             return None
         reason = self._silence(connection, now_s)
         if reason is None:
             return None
-        stop_functions(self._platform, [connection.handle])
+        self._group.stop([connection.function])
         return self.lose(connection, reason)
 
     def _silence(self, connection: FunctionConnection, now_s: float) -> str | None:
         """Return why a running function counts as lost; None if it does not."""
-        start_s, answer_s = self._platform.spec.cold_start_s + _START_S, self._spec.message_deadline_s
-        if not connection.ready and now_s - connection.began_s > start_s:
+        start_s, answer_s = self._group.platform.spec.cold_start_s + _START_S, self._spec.message_deadline_s
+        if not connection.ready and connection.function.watched_s() > start_s:
             return f"its function was not ready {start_s:.0f} s after it was invoked"
         if connection.given and now_s - min(given.at_s for given in connection.given.values()) > answer_s:
             return f"its function has not answered for {answer_s:g} s (message_deadline_s)"
@@ -212,7 +203,7 @@ class FunctionPool:
     def _needs_successor(self, slot: WorkerSlot, now_s: float) -> bool:
         if slot.connection is None or slot.successor is not None or slot.leaving or now_s < slot.successor_at_s:
             return False
-        return now_s + overlap_s(self._platform.spec.cold_start_s, slot.step_s) >= slot.connection.leaves_at_s
+        return now_s + overlap_s(self._group.platform.spec.cold_start_s, slot.step_s) >= slot.connection.leaves_at_s
 
     def _start_successor(self, slot: WorkerSlot, now_s: float) -> None:
         try:
@@ -222,20 +213,19 @@ class FunctionPool:
             slot.successor_at_s = now_s + RESTART_PAUSES.pause_s(1)
 
     def _restart(self, slot: WorkerSlot) -> None:
-        slot.restart_at_s = None
         try:
             slot.connection = self._invoke(slot)
         except PlatformError as error:
             _log.warning("worker %s could not be started again: %s", slot.worker.name, error)
-            slot.restarts, slot.handing_over = slot.restarts + 1, False
-            self._plan_restart(slot, self._clock() + RESTART_PAUSES.pause_s(slot.restarts))
+            slot.handing_over = False
+            self._plan_restart(slot, self._clock() + slot.restarts.add(f"cannot be started: {error}"))
 
     def _plan_restart(self, slot: WorkerSlot, at_s: float) -> None:
-        if slot.leaving or slot.restarts > MAX_RESTARTS:
+        if slot.leaving or slot.restarts.are_exhausted:
             _log.warning("worker %s gets no other function", slot.worker.name)
             del self.slots[slot.worker.name]
         else:
-            slot.restart_at_s = at_s
+            slot.restarts.due_s = at_s
 
     def _left(self, slot: WorkerSlot, connection: FunctionConnection) -> Lost | None:
         if connection is slot.successor:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 from funcpipe.core import ProbeSpec
 from funcpipe.errors import KeyMissing, WorkerFailed
-from funcpipe.platforms.base import Cause, Handle, Platform, State, Status, Storage
-from funcpipe.platforms.starting import invoke_with_retry
+from funcpipe.platforms.base import Cause, Platform, State, Status, Storage
+from funcpipe.platforms.function_group import FunctionGroup
 from funcpipe.profiler.remote import keys
 from funcpipe.profiler.remote.budget import Budget
 
@@ -39,25 +39,22 @@ def run_probes(
     """
     spec = platform.spec
     at_once = 1 if spec.shared_cores is not None else spec.max_functions
-    waiting, running, ended = list(reversed(probes)), dict[Handle, tuple[ProbeSpec, float]](), list[FinishedProbe]()
-    try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                probe, now_s = waiting.pop(), time.time()
-                running[invoke_with_retry(platform, probe)] = (probe, now_s)
+    waiting, ended = {probe.worker: probe for probe in probes}, list[FinishedProbe]()
+    by_worker = dict(waiting)
+    with FunctionGroup(platform) as group:
+        while waiting or group.running:
+            while waiting and len(group.running) < at_once:
+                group.start(waiting.pop(next(iter(waiting))), patient=True)
             time.sleep(POLL_S)
-            for handle, (probe, invoked_at_s) in list(running.items()):
-                status, seconds = platform.status(handle), time.time() - invoked_at_s
+            for function in group.running:
+                status, seconds = group.poll(function), function.watched_s()
                 late = status.state is State.RUNNING and seconds > longest_s
                 if late:
-                    platform.stop(handle)
-                if late or status.state is not State.RUNNING:
-                    del running[handle]
+                    group.stop([function])
+                if function.ended_s is not None:
+                    probe = by_worker[function.started.worker]
                     budget.spend(spec.size(probe.size), seconds)
-                    ended.append(FinishedProbe(probe, invoked_at_s, status, late))
-    finally:
-        for handle in running:
-            platform.stop(handle)
+                    ended.append(FinishedProbe(probe, function.started.started_at_s, status, late))
     return tuple(ended)
 
 

@@ -14,8 +14,7 @@ from funcpipe.client.job import Job
 from funcpipe.core import RequestCounts
 from funcpipe.core.backoff import Backoff
 from funcpipe.errors import CorruptMessage, WorkerFailed
-from funcpipe.neighbours.parameter_server import function_pool as function_pool
-from funcpipe.neighbours.parameter_server import function_worker
+from funcpipe.neighbours.parameter_server import function_pool, function_worker
 from funcpipe.neighbours.parameter_server.function_connection import FunctionConnection, Given
 from funcpipe.neighbours.parameter_server.function_group import FunctionWorkerGroup
 from funcpipe.neighbours.parameter_server.function_messages import FunctionMessage, packed, unpacked
@@ -23,7 +22,7 @@ from funcpipe.neighbours.parameter_server.function_pool import FunctionPool
 from funcpipe.neighbours.parameter_server.loops import History, LoopConfig, train_asynchronously, train_synchronously
 from funcpipe.neighbours.parameter_server.replica import Replica, ServerJob
 from funcpipe.neighbours.parameter_server.values import Chunk, Push
-from funcpipe.platforms import base
+from funcpipe.platforms import base, function_group
 from funcpipe.platforms.base import Invoked
 from funcpipe.testing import thread_platform
 from funcpipe.testing.faults import FunctionFaults
@@ -149,7 +148,8 @@ def test_without_any_function_left_training_ends_and_says_so(stored: Stored, mon
 
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Functions are started again without a pause."""
-    monkeypatch.setattr(function_pool, "RESTART_PAUSES", Backoff(first_s=0.001, most_s=0.001))
+    for module in (function_group, function_pool):
+        monkeypatch.setattr(module, "RESTART_PAUSES", Backoff(first_s=0.001, most_s=0.001))
     monkeypatch.setattr(function_pool, "_POLL_S", 0.01)
 
 

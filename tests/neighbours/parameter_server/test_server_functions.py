@@ -140,7 +140,7 @@ def test_a_killed_process_is_followed_by_another_and_changes_no_bit() -> None:
         assert isinstance(group, FunctionWorkerGroup)
         wait_for_all(group, done)
         if done >= 0.3 and not killed:
-            killed.append(int(group._pool.connections[0].handle.name.rsplit(" ", 1)[1]))
+            killed.append(int(group._pool.connections[0].function.started.handle.name.rsplit(" ", 1)[1]))
             os.kill(killed[0], signal.SIGKILL)
 
     job = adam_job()

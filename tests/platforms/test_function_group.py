@@ -7,7 +7,7 @@ import pytest
 from funcpipe.core import Invocation, ProbeSpec
 from funcpipe.errors import PlatformBusy, PlatformError, PlatformRefused
 from funcpipe.platforms.base import Handle
-from funcpipe.platforms.starting import START_WITHIN_S, invoke_with_retry
+from funcpipe.platforms.function_group import START_WITHIN_S, invoke_with_retry
 from tests.platforms.clock import Clock
 from tests.recording import Recording
 
