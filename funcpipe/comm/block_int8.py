@@ -19,11 +19,10 @@ from torch import Tensor
 BLOCK = 256
 """The count of numbers that share a scale."""
 
-_MOST, _MISSING = 127.0, -128
+_MOST, _MISSING, _MISSING_BITS = 127.0, -128, -(2**31)
 _LARGEST_SCALE = torch.finfo(torch.float32).max / _MOST * (1 - 2.0**-23)  # 127 of a larger one might be infinite
 
-AT_ONCE = 256 * BLOCK
-"""The count of numbers that are best worked on at once, so that they stay in the processor's cache."""
+_AT_ONCE = 256 * BLOCK  # so that a part, its scratch and what it becomes stay in the processor's cache
 
 
 def blocks_in(elements: int) -> int:
@@ -31,46 +30,66 @@ def blocks_in(elements: int) -> int:
     return -(-elements // BLOCK)
 
 
-def parts(elements: int) -> Iterator[tuple[slice, slice]]:
-    """Yield the numbers, and their blocks, that are worked on at once, one part after another."""
-    for start in range(0, elements, AT_ONCE):
-        stop = min(start + AT_ONCE, elements)
-        yield slice(start, stop), slice(start // BLOCK, blocks_in(stop))
+def quantise(values: Tensor, whole: Tensor, scales: Tensor, *, kept: Tensor | None = None) -> None:
+    """Write `values`, a vector of 32-bit numbers, as `whole` numbers (int8, one each) and `scales` (fp32, one a block).
+
+    With `kept`, that is added to the values first, and becomes what the message leaves out. Of a missing value it stays
+    as it is; where numbers are not finite, nothing is kept.
+    """
+    scratch = torch.empty(2, min(blocks_in(len(values)) * BLOCK, _AT_ONCE))
+    for here, blocks in _parts(len(values)):
+        _quantise_part(values[here], whole[here], scales[blocks], None if kept is None else kept[here], scratch)
 
 
-def quantised(values: Tensor) -> tuple[Tensor, Tensor]:
-    """`values`, a vector of 32-bit numbers, as whole numbers (int8, one each) and scales (float32, one a block)."""
-    rows = _rows(values)
-    scales = rows.abs().amax(1) / _MOST
-    scales.masked_fill_(~scales.isfinite(), torch.nan).clamp_(max=_LARGEST_SCALE)
-    shares = rows / scales.unsqueeze(1)
-    whole = shares.nan_to_num_(0.0, 0.0, 0.0).round_().clamp_(-_MOST, _MOST).to(torch.int8)
-    whole.masked_fill_(is_missing(rows), _MISSING)
-    return whole.view(-1)[: values.numel()], scales
+def _quantise_part(values: Tensor, whole: Tensor, scales: Tensor, kept: Tensor | None, scratch: Tensor) -> None:
+    """Quantise numbers that fit `scratch`, in passes over the cache: operators that select are avoided, being slow."""
+    count = len(values)
+    wanted, shares = (row[: len(scales) * BLOCK].view(-1, BLOCK) for row in scratch)
+    numbers, rounded = wanted.view(-1)[:count], shares.view(-1)[:count]
+    wanted.view(-1)[count:].zero_()
+    bits = numbers.copy_(values).view(torch.int32)
+    missing = bits == _MISSING_BITS if bits.amin() == _MISSING_BITS else None
+    if kept is not None:
+        numbers.add_(kept)
+        if missing is not None:
+            numbers.masked_fill_(missing, 0.0)
+    torch.amax(torch.abs(wanted, out=shares), 1, out=scales).div_(_MOST)
+    scales.nan_to_num_(torch.nan, torch.nan, torch.nan).clamp_(max=_LARGEST_SCALE)
+    torch.div(wanted, scales.unsqueeze(1), out=shares).nan_to_num_(0.0, 0.0, 0.0).round_().clamp_(-_MOST, _MOST)
+    whole.copy_(rounded)
+    if missing is not None:
+        whole.masked_fill_(missing, _MISSING)
+    if kept is not None:
+        shares.mul_(scales.unsqueeze(1))
+        torch.sub(numbers, rounded, out=rounded).nan_to_num_(0.0, 0.0, 0.0)
+        kept.copy_(rounded if missing is None else torch.where(missing, kept, rounded))
 
 
-def restored(whole: Tensor, scales: Tensor, into: Tensor) -> None:
-    """Write the numbers that `whole` and `scales` stand for into `into`, a vector of 32-bit numbers."""
-    filled = len(whole) // BLOCK * BLOCK
-    torch.mul(whole[:filled].view(-1, BLOCK), scales[: filled // BLOCK, None], out=into[:filled].view(-1, BLOCK))
-    if filled < len(whole):
-        torch.mul(whole[filled:], scales[-1], out=into[filled:])
-    into.add_(0.0)  # a negative share of a scale that underflows is no missing number
-    into.masked_fill_(whole == _MISSING, -0.0)
+def restore(whole: Tensor, scales: Tensor, into: Tensor, *, adds: bool = False) -> None:
+    """Set `into`, a vector of 32-bit numbers, to what `whole` and `scales` stand for, or add that to it."""
+    scratch = torch.empty(min(len(whole), _AT_ONCE) if adds else 0)
+    for here, blocks in _parts(len(whole)):
+        some, place = whole[here], into[here]
+        came = scratch[: len(some)] if adds else place
+        filled = len(some) // BLOCK * BLOCK
+        came.copy_(some)[:filled].view(-1, BLOCK).mul_(scales[blocks][: filled // BLOCK, None])
+        came[filled:].mul_(scales[blocks][-1])
+        came.add_(0.0)  # a negative share of a scale that underflows is no missing number
+        if some.amin() == _MISSING:
+            came.masked_fill_(some == _MISSING, -0.0)
+        if adds:
+            place.add_(came)
 
 
 def largest_in_blocks(values: Tensor) -> Tensor:
     """Return the largest magnitude of each number's block, in the shape of `values`, which are 32-bit numbers."""
     flat = values.detach().reshape(-1)
-    return _rows(flat).abs().amax(1).repeat_interleave(BLOCK)[: len(flat)].view(values.shape)
+    padded = torch.nn.functional.pad(flat, (0, -len(flat) % BLOCK))
+    return padded.view(-1, BLOCK).abs().amax(1).repeat_interleave(BLOCK)[: len(flat)].view(values.shape)
 
 
-def is_missing(values: Tensor) -> Tensor:
-    """Return True for those of `values` that are -0.0."""
-    return values.signbit() & (values == 0)
-
-
-def _rows(values: Tensor) -> Tensor:
-    """Return `values` in rows of a block each, the last filled up with zeros."""
-    short = blocks_in(len(values)) * BLOCK - len(values)
-    return (torch.nn.functional.pad(values, (0, short)) if short else values).view(-1, BLOCK)
+def _parts(elements: int) -> Iterator[tuple[slice, slice]]:
+    """Yield the numbers, and their blocks, that are worked on at once, one part after another."""
+    for start in range(0, elements, _AT_ONCE):
+        stop = min(start + _AT_ONCE, elements)
+        yield slice(start, stop), slice(start // BLOCK, blocks_in(stop))

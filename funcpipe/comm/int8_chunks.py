@@ -12,7 +12,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from funcpipe.comm.block_int8 import AT_ONCE, BLOCK, blocks_in, is_missing, parts, quantised, restored
+from funcpipe.comm.block_int8 import BLOCK, blocks_in, quantise, restore
 from funcpipe.comm.collectives import Pattern, Piece
 from funcpipe.comm.cuts import cut
 from funcpipe.comm.error_feedback import ErrorFeedback
@@ -48,7 +48,7 @@ class Int8Chunks(GradientChunks):
             if piece not in self._sent:
                 start, border, stop = self._borders(piece)
                 kept = self._feedback.sent[border - self._head : stop - self._head]
-                message = self._rounded_message(self._flat[border:stop], kept)
+                message = _rounded_message(self._flat[border:stop], kept)
                 if border > start:
                     message["head"] = self._flat[start:border].view(torch.int32).clone()
                 self._sent[piece] = message
@@ -80,7 +80,7 @@ class Int8Chunks(GradientChunks):
         if self.merged_wire is Wire.INT8:
             start, border, stop = self._borders(piece)
             message = self._sums[piece]
-            restored(message["whole"], message["scales"], self._flat[border:stop])
+            restore(message["whole"], message["scales"], self._flat[border:stop])
             if border > start:
                 self._flat[start:border].copy_(message["head"].view(torch.float32))
 
@@ -89,20 +89,14 @@ class Int8Chunks(GradientChunks):
         messages: dict[int, Mapping[str, Tensor]] = {**self._received.pop(piece, {}), own: self.contribution(piece)}
         start, border, stop = self._borders(piece)
         total, head = self._flat[border:stop], self._flat[start:border]
-        values = torch.empty(min(len(total), AT_ONCE))
         for number, rank in enumerate(sorted(messages)):
             message = messages[rank]
-            for here, blocks in parts(len(total)):
-                place = total[here]
-                came = values[: len(place)] if number else place
-                restored(message["whole"][here], message["scales"][blocks], came)
-                if number:
-                    place.add_(came)
+            restore(message["whole"], message["scales"], total, adds=number > 0)
             if border > start:
                 exact = message["head"].view(torch.float32)
                 head.copy_(head + exact if number else exact)
-        summed = self._rounded_message(total, self._feedback.of_sum(border, stop))
-        restored(summed["whole"], summed["scales"], total)
+        summed = _rounded_message(total, self._feedback.of_sum(border, stop))
+        restore(summed["whole"], summed["scales"], total)
         if border > start:
             summed["head"] = head.view(torch.int32)
         self._sums[piece] = summed
@@ -112,22 +106,12 @@ class Int8Chunks(GradientChunks):
         start, stop = self.range_of(piece)
         return start, min(max(start, self._head), stop), stop
 
-    def _rounded_message(self, values: Tensor, kept: Tensor) -> dict[str, Tensor]:
-        """The message of `values` with what was `kept` of them before; `kept` becomes what the message leaves out.
 
-        What is missing stays so, and its part stays kept; where numbers are not finite, nothing is kept.
-        """
-        whole, scales = torch.empty(len(values), dtype=torch.int8), torch.empty(blocks_in(len(values)))
-        came = torch.empty(min(len(values), AT_ONCE))
-        for here, blocks in parts(len(values)):
-            some, before = values[here], kept[here]
-            missing = is_missing(some)
-            wanted = torch.where(missing, some, some + before + 0.0)
-            whole[here], scales[blocks] = quantised(wanted)
-            restored(whole[here], scales[blocks], came[: len(some)])
-            lost = wanted.sub_(came[: len(some)])
-            before.copy_(torch.where(missing, before, torch.where(lost.isfinite(), lost, 0.0)))
-        return {"whole": whole, "scales": scales}
+def _rounded_message(values: Tensor, kept: Tensor) -> dict[str, Tensor]:
+    """The message of `values` with what was `kept` of them before; `kept` becomes what the message leaves out."""
+    whole, scales = torch.empty(len(values), dtype=torch.int8), torch.empty(blocks_in(len(values)))
+    quantise(values, whole, scales, kept=kept)
+    return {"whole": whole, "scales": scales}
 
 
 def gradient_chunks(

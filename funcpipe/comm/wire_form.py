@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from funcpipe.comm.block_int8 import blocks_in, parts, quantised, restored
+from funcpipe.comm.block_int8 import blocks_in, quantise, restore
 from funcpipe.core import Wire
 
 _CAST_BYTES = 256 * 1024  # read and cast in chunks that fit the processor's cache
@@ -99,23 +99,19 @@ class Blocks:
         return target.dtype is dtype is torch.float32
 
     def write(self, tensor: Tensor, place: Tensor) -> None:
-        """Round `tensor`, in pieces."""
+        """Round `tensor`."""
         border = self.size(tensor.numel()) - tensor.numel()
         scales, whole = place[:border].view(torch.float32), place[border:].view(torch.int8)
-        flat = tensor.reshape(-1)
-        for here, blocks in parts(len(flat)):
-            whole[here], scales[blocks] = quantised(flat[here])
+        quantise(tensor.detach().reshape(-1), whole, scales)
 
     def read(self, data: memoryview, target: Tensor) -> None:
-        """Restore the numbers, in pieces."""
-        flat = target.view(-1)
-        count = len(flat)
+        """Restore the numbers."""
+        count = target.numel()
         scales, whole = torch.empty(blocks_in(count)), torch.empty(count, dtype=torch.int8)
         border = data.nbytes - count
         _copy(data[:border], scales)
         _copy(data[border:], whole)
-        for here, blocks in parts(count):
-            restored(whole[here], scales[blocks], flat[here])
+        restore(whole, scales, target.view(-1))
 
 
 _BLOCKS = Blocks()

@@ -8,12 +8,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from funcpipe.comm.block_int8 import AT_ONCE, BLOCK, quantised
+from funcpipe.comm.block_int8 import BLOCK
 from funcpipe.comm.codec import decode, encode, encode_series, is_same, message_bytes
 from funcpipe.comm.signature import CHECKSUM
 from funcpipe.comm.wire_form import FORMS, form_of
 from funcpipe.core import Wire
 from funcpipe.errors import CorruptMessage
+from tests.comm.test_block_int8 import AT_ONCE, quantised
 from tests.comm.test_codec import DTYPES, tensors
 
 counts = st.sampled_from([0, 1, BLOCK - 1, BLOCK, BLOCK + 1, 5 * BLOCK, AT_ONCE - 1, AT_ONCE + 1, 2 * AT_ONCE])
