@@ -108,7 +108,7 @@ def main() -> None:
     options = parser.parse_args()
     rate = options.mb_per_s * 1e6
     print(
-        " n   MB  way                      formula s  simulated  measured    least  /formula  /limit  /first  processor s"
+        " n   MB  way                    formula s  simulated  measured    least  /formula  /limit  /first  processor s"
     )
     for replicas in options.replicas:
         links = Links(rate, rate, options.latency_ms / 1e3, open_downloads(replicas))
@@ -137,9 +137,9 @@ def show(same: Sequence[tuple[Way, Result]]) -> None:
         least_s = float(limit_s(way.sent_bytes, way.replicas, way.links.up, way.links.down, way.links.latency_s))
         simulated_s = duration_s(way.pattern, way.sent_bytes, way.links)
         print(
-            f"{way.replicas:2} {way.gradient_bytes // 10**6:4}  {way!s:24} {way.formula_s:9.3f} {simulated_s:10.3f} "
-            f"{measured_s:9.3f} {min(result.seconds):8.3f} {measured_s / way.formula_s:9.3f} {measured_s / least_s:7.3f} "
-            f"{measured_s / first_s:7.3f} {mean(result.cpu_s) / len(result.seconds):12.3f}",
+            f"{way.replicas:2} {way.gradient_bytes // 10**6:4}  {way!s:23} {way.formula_s:8.3f} {simulated_s:10.3f} "
+            f"{measured_s:9.3f} {min(result.seconds):8.3f} {measured_s / way.formula_s:9.3f} "
+            f"{measured_s / least_s:7.3f} {measured_s / first_s:7.3f} {mean(result.cpu_s) / len(result.seconds):12.3f}",
             flush=True,
         )
 

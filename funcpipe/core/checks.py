@@ -51,7 +51,8 @@ def all_whole(owner: object, low: int, *fields: str) -> None:
 
 def _given(owner: object, fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yield the fields with their values, without those that are None and may be."""
-    optional = _optional(type(owner))
+    kind: Any = type(owner)
+    optional = _optional(kind)
     for field in fields:
         value = getattr(owner, field)
         if value is not None or field not in optional:
