@@ -42,7 +42,7 @@ ROOMS = {
     "scheduler": Size(1221, 26, 43),
     "testing": Size(724, 18, 21),
     "training": Size(4495, 87, 187),
-    "worker": Size(2293, 37, 47),
+    "worker": Size(2207, 37, 47),
 }
 """The budget of each folder of `funcpipe`."""
 

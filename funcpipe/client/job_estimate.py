@@ -25,7 +25,7 @@ from funcpipe.core.settings import leaves_at_s, overlap_s
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost.evaluate import hand_over_time_s, size_of
 from funcpipe.platforms.catalog import load_spec, planned_spec
-from funcpipe.worker.checkpoint_interval import CheckpointInterval
+from funcpipe.worker.checkpoint_manager import CheckpointInterval
 
 _EMPTY_GETS = 1.5
 """The requests for a message before it is there."""

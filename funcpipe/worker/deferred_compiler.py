@@ -2,32 +2,40 @@
 
 Optimisers import `torch._dynamo` only for decorators that the compiler reads, and fake tensors for settings and for the
 names of where they come from. It takes nearly as long to import as all the rest of torch, and a third as much memory.
-The algebra of symbolic shapes with sympy, which both import as well, takes half a second (see `deferred_shapes`). Torch
-has no switch for either. Stand-ins in `sys.modules` do what eager code needs. As soon as anything else is asked of one,
-or a module that is imported would keep what is not right for ever, they all give way to the real modules; and what was
-decorated by then is decorated by the compiler.
+The algebra of symbolic shapes with sympy, which both import as well, takes half a second: every backward with given
+gradients asks it whether their shapes are right, and every operator on fake tensors whether anything of it is a symbol.
+Torch has no switch for either.
+
+Stand-ins in `sys.modules` do what eager code needs. As soon as anything else is asked of one, or a module that is
+imported would keep what is not right for ever, they all give way to the real modules; and what was decorated by then is
+decorated by the compiler.
 """
 
 import functools
 import importlib
 import importlib.util
+import operator
 import os
 import sys
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ContextDecorator
+from functools import reduce
 from types import FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch._guards import GuardSource, Source
-
-from funcpipe.worker.deferred_shapes import OF_NUMBERS, Symbol, SymbolOfData, are_numbers
+from torch.utils._ordered_set import OrderedSet
 
 _COMPILER = "torch._dynamo"
+
 _SETTINGS = "torch._dynamo.config"
+
 _SOURCES = "torch._dynamo.source"
+
 _SHAPES = "torch.fx.experimental.symbolic_shapes"
+
 _SYMPY = "sympy"
 
 
@@ -162,6 +170,53 @@ def _answer(name: str, *arguments: Any) -> Any:
     if all(map(are_numbers, arguments)):
         return OF_NUMBERS[name](*arguments)
     return getattr(_real(_SHAPES), name)(*arguments)
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _are_equal(one: Any, other: Any) -> bool:
+    return bool(one == other)
+
+
+def _nothing(value: object) -> Iterator[Any]:
+    return iter(())
+
+
+class Symbol:
+    """In place of sympy's kind of all symbols: nothing is one."""
+
+
+class SymbolOfData(Exception):
+    """In place of the exception for code that asks for a symbol which depends on data."""
+
+
+OF_NUMBERS: Mapping[str, Callable[..., Any]] = {
+    **dict.fromkeys(("expect_true", "guard_or_false", "guard_or_true", "guard_size_oblivious"), _same),
+    **dict.fromkeys(("statically_known_true", "guard_bool", "guard_int"), _same),
+    **dict.fromkeys(("guarding_hint_or_throw", "optimization_hint"), _same),
+    **dict.fromkeys(("is_symbolic", "is_nested_int", "has_free_unbacked_symbols"), lambda value: False),
+    "has_guarding_hint": lambda value: True,
+    "free_unbacked_symbols": lambda value: OrderedSet(),
+    "_iterate_exprs": _nothing,
+    "_iterate_nodes": _nothing,
+    "sym_eq": _are_equal,
+    "sym_and": lambda *values: reduce(operator.and_, values),
+    "sym_or": lambda *values: reduce(operator.or_, values),
+}
+"""By name, a function for arguments in which everything is a number."""
+
+
+def are_numbers(value: object) -> bool:
+    """Return True if an argument has no symbol in it, nor anything else that the algebra itself must inspect."""
+    if isinstance(value, torch.Tensor):
+        if value.layout is not torch.strided or value.is_nested:
+            return False
+        return are_numbers(value.size()) and are_numbers(value.stride()) and are_numbers(value.storage_offset())
+    if type(value) in (tuple, list, torch.Size):
+        return all(are_numbers(item) for item in value)  # type: ignore[attr-defined]
+    return type(value) in (bool, int, float, str, type(None))
 
 
 _LASTING = frozenset({*OF_NUMBERS, "compute_unbacked_bindings"})

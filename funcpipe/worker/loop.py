@@ -28,17 +28,12 @@ from funcpipe.runstate.renewal import Renewal
 from funcpipe.runstate.replica_marks import instruction_set
 from funcpipe.training.batches import Batches, Step
 from funcpipe.training.computation import Computation
-from funcpipe.worker.background import Background
-from funcpipe.worker.checkpoint_interval import CheckpointInterval
-from funcpipe.worker.checkpoint_manager import CheckpointManager
-from funcpipe.worker.halt_orders import HaltOrders
+from funcpipe.worker.checkpoint_manager import CheckpointInterval, CheckpointManager
 from funcpipe.worker.hand_over import Successor, await_predecessor
-from funcpipe.worker.heartbeat import HeartbeatThread
-from funcpipe.worker.limit_check import LimitCheck
+from funcpipe.worker.heartbeat import HaltOrders, HeartbeatThread, LimitCheck
 from funcpipe.worker.peer_recovery import PeerRecovery
-from funcpipe.worker.progress import WorkerProgress
-from funcpipe.worker.step_runner import StepRunner
-from funcpipe.worker.time_account import TimeAccount
+from funcpipe.worker.progress import TimeAccount, WorkerProgress
+from funcpipe.worker.step_runner import Background, StepRunner
 from funcpipe.worker.validation import Validator
 
 _log = logging.getLogger(__name__)

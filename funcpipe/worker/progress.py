@@ -1,4 +1,4 @@
-"""The progress of an attempt of a worker: in steps, seconds and dollars.
+"""The progress of an attempt of a worker, in steps, seconds and dollars, and the use of its time.
 
 It counts its own storage requests and has to estimate those of all others, whom to ask would be requests again. How
 many messages they put and get follows from the graph of each step. What a worker asks for besides its messages, for
@@ -6,10 +6,13 @@ leases, heartbeats and messages that have not come, is taken to be the same for 
 where a store costs by the byte.
 """
 
+import contextlib
 import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from funcpipe.core import CountsByKind, RequestCounts, RunAccount, WorkerSpec
+from funcpipe.core import CountsByKind, Event, RequestCounts, RunAccount, Use, WorkerSpec
+from funcpipe.core.trace import uses_of
 from funcpipe.platforms.base import Invoked
 from funcpipe.runstate.limits import BudgetGuard
 
@@ -91,3 +94,55 @@ class WorkerProgress:
         usd = self._account.counted_usd
         besides_usd = max(usd(self.requests) - usd(self._own) - usd(self._for_all), 0.0)
         return usd(self.requests) + usd(self._others) + (self.workers - 1) * besides_usd
+
+
+class TimeAccount:
+    """The time of one function since it was `invoked`, by use; `clock` is that of its events."""
+
+    def __init__(self, invoked: Invoked, clock: Callable[[], float] = time.time) -> None:
+        self._invoked = invoked
+        self._clock = clock
+        self._seconds = dict.fromkeys(Use, 0.0)
+        self.first_step: int | None = None
+
+    def begin(self, step: int) -> None:
+        """The function is ready for its first step, which is `step`."""
+        if self.first_step is None:
+            self.first_step = step
+            self._seconds[Use.START] = self._invoked.billed_s
+
+    @contextlib.contextmanager
+    def step(self) -> Iterator[Callable[[Sequence[Event]], None]]:
+        """Account for a step; yields what to call with its events once it has ended, without which it is lost."""
+        began_s, at_s = time.monotonic(), self._clock()
+        ended: list[Sequence[Event]] = []
+        try:
+            yield ended.append
+        finally:
+            seconds = time.monotonic() - began_s
+            if not ended:
+                self._seconds[Use.LOST] += seconds
+            for events in ended:
+                self._add(events, at_s, seconds)
+
+    @contextlib.contextmanager
+    def validation(self) -> Iterator[None]:
+        """Account for a validation."""
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[Use.VALIDATION] += time.monotonic() - began_s
+
+    def uses(self, alive_s: float) -> dict[str, float]:
+        """Return the `alive_s` seconds for which the function is billed, by the names of uses."""
+        if self.first_step is None:
+            return {Use.START.value: alive_s}
+        rest_s = max(alive_s - sum(self._seconds.values()), 0.0)
+        seconds = {**self._seconds, Use.SAVE: rest_s}
+        return {use.value: value for use, value in seconds.items() if value}
+
+    def _add(self, events: Sequence[Event], at_s: float, seconds: float) -> None:
+        """Add a step of so many `seconds`, which began `at_s` by the clock of its `events`; that clock may be set."""
+        for use, value in uses_of(events, at_s, at_s + seconds).items():
+            self._seconds[use] += value

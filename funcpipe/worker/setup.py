@@ -22,21 +22,15 @@ from funcpipe.training.evaluation import StageEvaluation
 from funcpipe.training.loading import Loader
 from funcpipe.training.stage_job import StageJob, load_bundle
 from funcpipe.worker.actions import Actions
-from funcpipe.worker.batch_runner import BatchRunner
-from funcpipe.worker.checkpoint_interval import CheckpointInterval
-from funcpipe.worker.checkpoint_manager import CheckpointManager
-from funcpipe.worker.halt_orders import HaltOrders
+from funcpipe.worker.checkpoint_manager import CheckpointInterval, CheckpointManager
 from funcpipe.worker.hand_over import Successor
-from funcpipe.worker.lane_monitor import LaneMonitor
-from funcpipe.worker.limit_check import LimitCheck
+from funcpipe.worker.heartbeat import HaltOrders, LimitCheck
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.peer_recovery import PeerRecovery
-from funcpipe.worker.progress import WorkerProgress
+from funcpipe.worker.progress import TimeAccount, WorkerProgress
 from funcpipe.worker.step_graph import StepGraphs
-from funcpipe.worker.step_reporter import StepReporter
-from funcpipe.worker.step_runner import StepRunner
-from funcpipe.worker.time_account import TimeAccount
-from funcpipe.worker.validation import Validator
+from funcpipe.worker.step_runner import LaneMonitor, StepReporter, StepRunner
+from funcpipe.worker.validation import BatchRunner, Validator
 
 _log = logging.getLogger(__name__)
 

@@ -21,12 +21,12 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import FencedStorage, Lease
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.state import StageState
+from funcpipe.worker.attempt import ExitReporter
 from funcpipe.worker.checkpoint_manager import CheckpointManager
-from funcpipe.worker.exit_report import ExitReporter
-from funcpipe.worker.halt_orders import HaltOrders
 from funcpipe.worker.hand_over import Successor, await_predecessor
-from funcpipe.worker.message_gc import StepMessages
+from funcpipe.worker.heartbeat import HaltOrders
 from funcpipe.worker.peer_recovery import PeerRecovery
+from funcpipe.worker.step_graph import StepMessages
 from tests.support.actors import Actor
 from tests.support.run_keys import NONCE, RUN_KEY, signed_for_tests
 

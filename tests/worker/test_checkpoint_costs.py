@@ -11,8 +11,7 @@ from funcpipe.platforms.wrappers import Answer, StorageWrapper
 from funcpipe.runstate.lease import FencedStorage, Lease
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker import checkpoint_manager
-from funcpipe.worker.checkpoint_interval import LATE_STEPS
-from funcpipe.worker.checkpoint_manager import CheckpointManager
+from funcpipe.worker.checkpoint_manager import LATE_STEPS, CheckpointManager
 from tests.support import races
 from tests.support.races import FIRST, KEYS, SECOND, message, messages_of
 from tests.support.run_keys import signed_for_tests

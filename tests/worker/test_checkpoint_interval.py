@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from funcpipe.core import FaultTolerance, RunAccount, RunLimits
 from funcpipe.errors import InvalidValue
 from funcpipe.runstate.limits import BudgetGuard
-from funcpipe.worker.checkpoint_interval import COST_SHARE, LATE_STEPS, CheckpointInterval, daly_s
+from funcpipe.worker.checkpoint_manager import COST_SHARE, LATE_STEPS, CheckpointInterval, daly_s
 
 
 def lost_share(interval_s: float, checkpoint_s: float, failure_interval_s: float) -> float:

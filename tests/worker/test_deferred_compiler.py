@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from funcpipe.model.graph import trace
-from funcpipe.worker.deferred_compiler import CompilerDeferred, defer_compiler
-from funcpipe.worker.deferred_shapes import OF_NUMBERS, are_numbers
+from funcpipe.worker.deferred_compiler import OF_NUMBERS, CompilerDeferred, are_numbers, defer_compiler
 
 COMPILER, ALGEBRA = "torch._dynamo.eval_frame", "sympy.core"
 """Modules that are loaded with the compiler, and with the algebra of shapes."""

@@ -10,7 +10,7 @@ from funcpipe.runstate.halt import halt_run, read_halt, read_verdict
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.worker.halt_orders import HaltOrders
+from funcpipe.worker.heartbeat import HaltOrders
 
 KEYS = Keys("run-1")
 BUDGET = Halt(reason="too expensive", step=7)

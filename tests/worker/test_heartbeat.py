@@ -10,8 +10,7 @@ from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.worker.halt_orders import HaltOrders
-from funcpipe.worker.heartbeat import HeartbeatThread
+from funcpipe.worker.heartbeat import HaltOrders, HeartbeatThread
 from tests.run_documents import BEAT
 from tests.support.waiting import LONG_S
 

@@ -2,7 +2,7 @@ import threading
 
 from funcpipe.core import ScheduleKind, Sync, WorkerId
 from funcpipe.scheduler.graph import StepShape, build_graph
-from funcpipe.worker.message_gc import MessageGC, StepMessages, most_objects, readers_of, upstream_of
+from funcpipe.worker.step_graph import MessageGC, StepMessages, most_objects, readers_of, upstream_of
 from tests.scheduler.shapes import chain_routes
 
 A, B = (0, 0), (1, 0)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from funcpipe.errors import CorruptMessage, DataError
-from funcpipe.worker.tracebacks import describe, user_traceback
+from funcpipe.worker.attempt import describe, user_traceback
 
 
 class Divides(nn.Module):
