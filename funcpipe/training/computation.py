@@ -34,6 +34,10 @@ from funcpipe.training.state import StageState
 class Computation:
     """The parts of one replica's computation, and what they do together."""
 
+    _average: WeightAverage | None = None
+    _steps_done = 0
+    _changes = False
+
     def __init__(
         self,
         stage: StageModule,
@@ -57,22 +61,20 @@ class Computation:
 
         With `norm`, the step depends on the norm of all stages' gradients. With `shards`, the optimiser is divided over
         the replicas as that pattern cuts the gradient. `whole` are the trainable parameters of the model, which the
-        optimiser's factory sees in every stage. Gradients are summed in the format `wire_sync`,
-        in 8 bits as the pattern `summed_as` says. `hooks` are those of parameters, by their names in the model.
-        `layout` says how outputs lie side by side, if the loss is computed for the whole batch.
+        optimiser's factory sees in every stage. Gradients are summed in the format `wire_sync`, in 8 bits as the
+        pattern `summed_as` says. `layout` says how outputs lie side by side, for a loss of the whole batch.
         """
         self._stage_number = stage_number
-        self._steps_done = 0
-        self._changes = False
         self._replica = replica
         self._replicas = replicas
-        parameters = [p for p in stage.parameters() if p.requires_grad]
-        named = dict(stage.named_parameters(remove_duplicate=False))
         self.parameters = tuple(stage.parameters())
         trained = {name: p for name, p in stage.named_parameters() if p.requires_grad}
         self._finiteness = Finiteness(recipe.on_nan, stage_number, trained)
         self._undoes = recipe.on_nan is OnNan.SKIP
+        self._weighs = recipe.is_weighted and stage.is_last
+        self.norm = norm or GradientNorm()
         summed = [item for item in stage.statistics if replicas > 1 or item.again]
+        self._statistics = RunningStatistics(stage, summed)
         caches = stage.is_last and recipe.coupled is Coupled.CACHE
         self.passes = Passes(
             stage,
@@ -83,25 +85,24 @@ class Computation:
             statistics=[item for item in stage.statistics if item not in summed],
             cache=OutputCache(recipe.cast_loss, layout, seed=seed) if caches else None,
         )
-        self.norm = norm or GradientNorm()
-        self.tied = TiedParameters({common: named[name] for name, common in stage.shared.items()}, ties, stage_number)
-        self._summed_here = [p for p in parameters if not self.tied.is_borrowed(p)]
-        self._hooks = ParameterHooks(hooks, trainable_parameters(stage, {shape.name for shape in whole}), seed=seed)
-        self._statistics = RunningStatistics(stage, summed)
-        self._weighs = recipe.is_weighted and stage.is_last
+        self.tied = TiedParameters(stage, ties, stage_number)
+        self._summed_here = [p for p in self.parameters if p.requires_grad and not self.tied.is_borrowed(p)]
         self._flat = FlatGradient(self._summed_here, self._extras(), wire_sync) if replicas > 1 else None
+        self._hooks = ParameterHooks(hooks, trainable_parameters(stage, {shape.name for shape in whole}), seed=seed)
         self._optimizer = StageOptimizer(stage, recipe, whole, seed=seed)
         self._teachers = TeacherUpdate(recipe.teachers, stage)
-        self._average: WeightAverage | None = None
         if recipe.average is not None:
             self._average = WeightAverage(recipe.average, stage, self._teachers.parameters)
-        unit = cut_unit(wire_sync)
-        self._residuals: Residuals | None = None
-        if unit > 1 and self._flat is not None and self._flat.layout.dtype is torch.float32:
-            assert summed_as is not None, "the pattern tells what this replica sums"
-            self._residuals = Residuals(self._flat.layout, summed_as, replica)
+        self._residuals = self._residuals_of(summed_as, cut_unit(wire_sync))
         if shards is not None:
-            self._optimizer.divide(self.flat.layout, shards, replica, unit)
+            self._optimizer.divide(self.flat.layout, shards, replica, cut_unit(wire_sync))
+
+    def _residuals_of(self, summed_as: Pattern | None, unit: int) -> Residuals | None:
+        """Return the rounding errors of sums in 8 bits, which are cut at multiples of `unit`; None of other sums."""
+        if unit == 1 or self._flat is None or self._flat.layout.dtype is not torch.float32:
+            return None
+        assert summed_as is not None, "the pattern says what this replica sums"
+        return Residuals(self._flat.layout, summed_as, self._replica)
 
     def begin_step(self, step: Step, take: Callable[[int], Batch], own: Iterable[int] | None = None) -> None:
         """Start a step; `take` gives what was loaded of a micro-batch, where the stage needs data.

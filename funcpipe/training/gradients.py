@@ -9,6 +9,25 @@ Adding -0.0 changes no number, not even -0.0, so any range of the sum still show
 any replica. Those keep `grad = None`, and the optimiser skips them, as in one process. Numbers that the format of the
 sums would round to 0 are made 0.0 too, as negative ones would become -0.0 on their way.
 
+The way of a gradient, from the last backward of a step to the optimiser: two replicas stream the sums in two rounds.
+Parameters a and b have 4 elements each, and there is no head. These are the tasks of replica 0, which sums split 0:
+
+    vector           [ a0 a1 | a2 a3 | b0 b1 | b2 b3 ]
+    (round, split)      1,0     1,1     0,0     0,1         autograd comes to b before a, so b is in round 0
+
+    bucket.s0.r0.m0.k0     starts the last backward in a thread; the hook of b finds b.grad complete and makes its
+                           elements final; the task, which waits for those of round 0, ends
+    put-split.s0.r0.k0     b2 b3 become a message, for replica 1
+    get-split.s0.r0.p1.k0  reads b0 b1 as replica 1 has put them
+    merge.s0.r0.k0         b0 b1 are those of both replicas now; a divided optimiser makes them updated parameters
+    put-merged.s0.r0.k0    b0 b1 become a message
+    get-merged.s0.r0.p1.k0 reads b2 b3, which replica 1 has summed
+    backward.s0.r0.m0.k1   has gone on meanwhile; the hook of a; the thread ends
+    flatten.s0.r0          a, the head, and what never got a gradient are final: round 1 begins, with a0 a1 | a2 a3
+    norm.s0.r0             the sum of all squares, after hooks of parameters, for the other stages
+    update.s0.r0           a.grad and b.grad become views of the sums, times the factor that follows from the norm; the
+                           optimiser takes its step
+
 Parameters that several stages hold are tied: partial sums travel from the last holder to the first, and each adds its
 own gradient to those of the later holders. The first holder's stage then sums over replicas and sends the result to all
 other holders. The copies start equal and get the same updates, so they stay equal.
@@ -25,6 +44,7 @@ from torch import Tensor, nn
 from funcpipe.comm.buffer_pool import block
 from funcpipe.core import TieRoute, Wire
 from funcpipe.errors import PlanError
+from funcpipe.model.split import StageModule
 from funcpipe.training.norms import as_real, sum_of_squares
 
 
@@ -264,9 +284,11 @@ def is_absent(values: Tensor) -> bool:
 class TiedParameters:
     """The tied parameters of one stage, by the common name that all their holders use."""
 
-    def __init__(self, parameters: Mapping[str, nn.Parameter], routes: Sequence[TieRoute], stage: int) -> None:
-        self._parameters = dict(parameters)
-        self._borrowed = {name for route in routes if stage in route.stages[1:] for name in route.parameters}
+    def __init__(self, stage: StageModule, routes: Sequence[TieRoute], number: int) -> None:
+        """`number` is that of the stage in `routes`."""
+        named = dict(stage.named_parameters(remove_duplicate=False))
+        self._parameters = {common: named[name] for name, common in stage.shared.items()}
+        self._borrowed = {name for route in routes if number in route.stages[1:] for name in route.parameters}
         self._received: list[Mapping[str, Tensor]] = []
         self._sums: dict[str, Tensor] = {}
 

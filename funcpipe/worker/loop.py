@@ -7,6 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 from funcpipe.core import (
     CountsByKind,
@@ -59,7 +60,6 @@ class Worker:
     interval: CheckpointInterval
     progress: WorkerProgress
     account: TimeAccount
-    limits: LimitCheck
     successor: Successor
     peers: PeerRecovery
     renewal: Renewal
@@ -71,6 +71,19 @@ class Worker:
     def computation(self) -> Computation:
         """The computation of the stage."""
         return self.runner.computation
+
+    @cached_property
+    def limits(self) -> LimitCheck:
+        """The check of the run's limits."""
+        return LimitCheck(
+            progress=self.progress,
+            interval=self.interval,
+            checkpoints=self.checkpoints,
+            orders=self.orders,
+            successor=self.successor,
+            validator=self.validator,
+            heartbeat_s=self.spec.faults.heartbeat_s,
+        )
 
     def run(self) -> Outcome:
         """Become the worker and train from the stage's newest checkpoint on; writes the trace of the last steps.

@@ -24,7 +24,7 @@ from funcpipe.training.stage_job import StageJob, load_bundle
 from funcpipe.worker.actions import Actions
 from funcpipe.worker.checkpoint_manager import CheckpointInterval, CheckpointManager
 from funcpipe.worker.hand_over import Successor
-from funcpipe.worker.heartbeat import HaltOrders, LimitCheck
+from funcpipe.worker.heartbeat import HaltOrders
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.peer_recovery import PeerRecovery
 from funcpipe.worker.progress import TimeAccount, WorkerProgress
@@ -73,11 +73,7 @@ def load_worker(
     channel = _channel(spec, fenced, keys, cancel)
     loader = job.loader(stage, spec, storage, keys.data, invoked.meter)
     runner = _runner(spec, job, job.computation(stage, spec), loader, fenced, channel, cancel, clock)
-    validator = None
-    if job.evaluation is not None:
-        channel = _channel(spec, fenced, keys, cancel)
-        open_loader = functools.cache(partial(job.evaluation_loader, spec, storage, keys.data, invoked.meter))
-        validator = _validator(spec, job.evaluation, stage, fenced, channel, runner, progress, open_loader)
+    open_loader = functools.cache(partial(job.evaluation_loader, spec, storage, keys.data, invoked.meter))
     checkpoints = CheckpointManager(
         spec, fenced, keys, lease=lease, computation=runner.computation, interval=interval, steps=progress.steps
     )
@@ -95,19 +91,10 @@ def load_worker(
         interval=interval,
         progress=progress,
         account=account or TimeAccount(invoked, clock),
-        limits=LimitCheck(
-            progress=progress,
-            interval=interval,
-            checkpoints=checkpoints,
-            orders=orders,
-            successor=successor,
-            validator=validator,
-            heartbeat_s=spec.faults.heartbeat_s,
-        ),
         successor=successor,
         peers=PeerRecovery(spec, fenced, keys, open_platform),
         renewal=Renewal(fenced, spec.run, keys=keys, renewed=progress.record_renewal),
-        validator=validator,
+        validator=_validator(spec, job.evaluation, stage, fenced, runner, progress, open_loader),
         cancel=cancel,
         clock=clock,
     )
@@ -115,19 +102,20 @@ def load_worker(
 
 def _validator(
     spec: WorkerSpec,
-    evaluation: StageEvaluation,
+    evaluation: StageEvaluation | None,
     stage: StageModule,
     fenced: Storage,
-    channel: Channel,
     runner: StepRunner,
     progress: WorkerProgress,
     open_loader: Callable[[], Loader | None],
-) -> Validator:
+) -> Validator | None:
+    if evaluation is None:
+        return None
     batches = BatchRunner(
         spec,
         evaluation,
         fenced,
-        channel,
+        _channel(spec, fenced, Keys.of(spec), runner.cancel),
         trained=stage,
         lanes=runner.lanes,
         threads=runner.threads,
