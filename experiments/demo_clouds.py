@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import replace
 
-from funcpipe.client.job_estimate import estimate_job
-from funcpipe.client.job_shape import job_shape
+from funcpipe.client.prepare.job_estimate import estimate_job
+from funcpipe.client.prepare.job_shape import job_shape
 from funcpipe.core import FaultTolerance, JobEstimate, ModelProfile, Plan, PlatformSpec, TrainingSpec
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.platforms.catalog import load_spec

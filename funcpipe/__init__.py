@@ -61,13 +61,13 @@ from funcpipe.errors import (
 
 if TYPE_CHECKING:
     from funcpipe.api import FuncPipe
-    from funcpipe.client.callbacks import Callback, EachStep, RunInfo
-    from funcpipe.client.control import clean, status, stop
-    from funcpipe.client.export import export
-    from funcpipe.client.results import Progress, RunResult
-    from funcpipe.client.run_status import RunStatus, WorkerStatus
-    from funcpipe.client.site import Site, open_site
-    from funcpipe.client.verdict import Verdict
+    from funcpipe.client.control.run_status import RunStatus, WorkerStatus
+    from funcpipe.client.control.stopping import clean, status, stop
+    from funcpipe.client.control.verdict import Verdict
+    from funcpipe.client.follow.callbacks import Callback, EachStep, RunInfo
+    from funcpipe.client.follow.export import export
+    from funcpipe.client.follow.results import Progress, RunResult
+    from funcpipe.client.prepare.site import Site, open_site
     from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions
     from funcpipe.neighbours.parameter_server.on_machines import ServerCluster
     from funcpipe.neighbours.parameter_server.replanner import Replanner, SpotPlan
@@ -167,26 +167,26 @@ __all__ = [
 
 _LAZY = {
     "FuncPipe": "api",
-    "Callback": "client.callbacks",
-    "EachStep": "client.callbacks",
-    "RunInfo": "client.callbacks",
-    "RunStatus": "client.run_status",
-    "WorkerStatus": "client.run_status",
-    "clean": "client.control",
-    "status": "client.control",
-    "stop": "client.control",
-    "export": "client.export",
+    "Callback": "client.follow.callbacks",
+    "EachStep": "client.follow.callbacks",
+    "RunInfo": "client.follow.callbacks",
+    "RunStatus": "client.control.run_status",
+    "WorkerStatus": "client.control.run_status",
+    "clean": "client.control.stopping",
+    "status": "client.control.stopping",
+    "stop": "client.control.stopping",
+    "export": "client.follow.export",
     "provision_table": "neighbours.provisioning.inputs",
-    "Progress": "client.results",
-    "RunResult": "client.results",
+    "Progress": "client.follow.results",
+    "RunResult": "client.follow.results",
     "Replanner": "neighbours.parameter_server.replanner",
     "SpotPlan": "neighbours.parameter_server.replanner",
     "ServerCluster": "neighbours.parameter_server.on_machines",
     "ServerFunctions": "neighbours.parameter_server.on_functions",
     "ServerResult": "neighbours.parameter_server.server_run",
     "ServerWorker": "neighbours.parameter_server.values",
-    "Site": "client.site",
-    "open_site": "client.site",
+    "Site": "client.prepare.site",
+    "open_site": "client.prepare.site",
     "load_spec": "platforms.catalog",
     "open_deployment": "platforms.catalog",
     "open_platform": "platforms.catalog",
@@ -194,7 +194,7 @@ _LAZY = {
     "load_market": "platforms.machine_catalog",
     "Bucket": "profiler.buckets",
     "Disturbances": "scheduler.simulator.disturbances",
-    "Verdict": "client.verdict",
+    "Verdict": "client.control.verdict",
     "Verification": "training.verify",
     "EMA": "training.averaging",
     "SWA": "training.averaging",

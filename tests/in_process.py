@@ -10,11 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from funcpipe.client.job import Job
-from funcpipe.client.prepare import PreparedRun, prepare
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
-from funcpipe.client.upload import upload
+from funcpipe.client.follow.upload import upload
+from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import FaultTolerance, Plan, WorkerSpec
 from funcpipe.core.settings import DEFAULT_FAULTS
 from funcpipe.model.graph import trace

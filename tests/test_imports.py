@@ -143,7 +143,7 @@ def may_use(module: str, room: str, top: str) -> bool:
 @pytest.mark.parametrize(
     ("file", "text", "told"),
     [
-        ("scheduler/new.py", "import funcpipe.client.job", "scheduler.new imports client.job"),
+        ("scheduler/new.py", "import funcpipe.client.prepare.job", "scheduler.new imports client.prepare.job"),
         ("scheduler/new.py", "def f():\n    from funcpipe import client", "scheduler.new imports client"),
         ("client/new.py", "from funcpipe.cli import main", "client.new imports cli"),
         ("scheduler/new.py", "import torch.nn", "scheduler.new imports torch"),

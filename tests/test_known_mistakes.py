@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from funcpipe.client.job import Job
-from funcpipe.client.upload import upload
+from funcpipe.client.follow.upload import upload
+from funcpipe.client.prepare.job import Job
 from funcpipe.comm import codec
 from funcpipe.core import FaultTolerance, Plan, Sync
 from funcpipe.errors import CorruptMessage, TaskFailed

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from experiments.paper.common import How, Result, Row, Script, Settings, new_figure, percent, run
 from experiments.paper.planning import OURS, PAPER, best_on, estimate_of, profile_of, seconds, simulated_on
 from funcpipe import FuncPipe
-from funcpipe.client.results import RunResult
+from funcpipe.client.follow.results import RunResult
 from funcpipe.core import FaultTolerance, Outcome, Plan, ScheduleKind, Sync, Wire
 from funcpipe.model.graph import trace
 from funcpipe.partitioner.cost.evaluate import hand_over_time_s

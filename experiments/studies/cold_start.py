@@ -105,10 +105,10 @@ def prepare(url: str) -> str:
 
     from experiments.models import digits
     from funcpipe.api import FuncPipe
-    from funcpipe.client.job import Job
-    from funcpipe.client.prepare import prepare as prepared
-    from funcpipe.client.session import open_session
-    from funcpipe.client.upload import upload
+    from funcpipe.client.follow.upload import upload
+    from funcpipe.client.prepare.job import Job
+    from funcpipe.client.prepare.prepared_run import prepare as prepared
+    from funcpipe.client.prepare.session import open_session
     from funcpipe.core import RunSettings, to_text
     from funcpipe.model.graph import trace
     from funcpipe.platforms.catalog import load_spec

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from funcpipe.api.planning import Planning
-from funcpipe.client import arguments
-from funcpipe.client.evaluation import make_evaluation
-from funcpipe.client.job import Job
-from funcpipe.client.launch import launch
-from funcpipe.client.prepare import prepare
-from funcpipe.client.results import RunResult
-from funcpipe.client.session import open_session
+from funcpipe.client.follow.launch import launch
+from funcpipe.client.follow.results import RunResult
+from funcpipe.client.prepare import arguments
+from funcpipe.client.prepare.evaluation import make_evaluation
+from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.prepared_run import prepare
+from funcpipe.client.prepare.session import open_session
 from funcpipe.core import Bill, FaultTolerance, Monitor, Plan, PlatformSpec, RunLimits, RunSettings, WorkerReport
 from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS, RunKeywords, settings_with
 from funcpipe.core.validation import LOSS

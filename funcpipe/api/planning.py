@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from torch import nn
 
-from funcpipe.client import arguments
-from funcpipe.client.arguments import AnySpec, choices, given, spec_of
-from funcpipe.client.job_estimate import estimate_job
-from funcpipe.client.job_shape import job_shape
-from funcpipe.client.open_data import open_data
-from funcpipe.client.prices import estimated_prices
-from funcpipe.client.site import Site
+from funcpipe.client.prepare import arguments
+from funcpipe.client.prepare.arguments import AnySpec, choices, given, spec_of
+from funcpipe.client.prepare.job_estimate import estimate_job
+from funcpipe.client.prepare.job_shape import job_shape
+from funcpipe.client.prepare.open_data import open_data
+from funcpipe.client.prepare.prices import estimated_prices
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import (
     DEFAULT_STORES,
     NO_PINS,
@@ -52,7 +52,7 @@ from funcpipe.training.recipe_trial import check_for_model, optimizer_kind
 from funcpipe.worker.deferred_compiler import CompilerDeferred
 
 if TYPE_CHECKING:
-    from funcpipe.client.profiling import SampleInputs
+    from funcpipe.client.prepare.profiling import SampleInputs
 
 
 class Planning:
@@ -109,8 +109,8 @@ class Planning:
         a busy machine. With the `dataset` for `train`, loading is measured too. Light layers are merged until `layers`
         are left. Raises ModelError or DataError for what cannot be divided or cut.
         """
-        from funcpipe.client.data_profile import profile_data
-        from funcpipe.client.profiling import profile_inputs
+        from funcpipe.client.prepare.data_profile import profile_data
+        from funcpipe.client.prepare.profiling import profile_inputs
         from funcpipe.partitioner.problem.cuts import merge_layers
 
         arguments.check_profiling(sample_inputs, on, micro_batch=micro_batch, repeats=repeats, layers=layers)
@@ -170,7 +170,7 @@ class Planning:
         or names by kind, {"messages": "express"}; `train` then takes a URL for each. With `simulated_plans`, so many of
         the best plans are simulated, and the best of them is taken. Raises Infeasible if no plan fits.
         """
-        from funcpipe.client.one_stage import search
+        from funcpipe.client.prepare.one_stage import search
         from funcpipe.partitioner.optimize import optimize
         from funcpipe.report.best_simulated import best_simulated
 

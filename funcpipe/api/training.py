@@ -5,15 +5,16 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 from funcpipe.api.evaluating import Evaluating
-from funcpipe.client import arguments
-from funcpipe.client.callbacks import Callback, Callbacks, run_info
-from funcpipe.client.continuation import Learned, write_back
-from funcpipe.client.export import load_into
-from funcpipe.client.job import Learner, SampleOrder
-from funcpipe.client.launch import launch, launch_detached
-from funcpipe.client.prepare import Confirm, PreparedRun, prepare_training
-from funcpipe.client.results import RunResult
-from funcpipe.client.session import Session, open_session
+from funcpipe.client.follow.callbacks import Callback, Callbacks, run_info
+from funcpipe.client.follow.continuation import write_back
+from funcpipe.client.follow.export import load_into
+from funcpipe.client.follow.launch import launch, launch_detached
+from funcpipe.client.follow.results import RunResult
+from funcpipe.client.prepare import arguments
+from funcpipe.client.prepare.job import Learner, SampleOrder
+from funcpipe.client.prepare.learned import Learned
+from funcpipe.client.prepare.prepared_run import Confirm, PreparedRun, prepare_training
+from funcpipe.client.prepare.session import Session, open_session
 from funcpipe.core import (
     FaultTolerance,
     Plan,

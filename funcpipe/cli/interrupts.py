@@ -4,7 +4,7 @@ Only the client knows whether it started a run or watched one that another proce
 RunInterrupted, which says so. Any other KeyboardInterrupt came before a run began, or after it had ended.
 """
 
-from funcpipe.client.commands import after_interrupt
+from funcpipe.client.control.commands import after_interrupt
 from funcpipe.errors import RunInterrupted
 
 

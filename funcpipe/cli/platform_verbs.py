@@ -12,7 +12,7 @@ from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import LOCAL, load_spec, open_storage, spec_names
 
 if TYPE_CHECKING:
-    from funcpipe.client.site import Site
+    from funcpipe.client.prepare.site import Site
 
 
 def platforms(options: argparse.Namespace) -> None:
@@ -48,7 +48,7 @@ def open_named_site(name: str | None, like: PlatformSpec | None) -> "AbstractCon
     """The platform called `name`, with the limits of `like`; None for this process."""
     if name is None:
         return nullcontext()
-    from funcpipe.client.site import open_site
+    from funcpipe.client.prepare.site import open_site
 
     return open_site(name, like=like)
 

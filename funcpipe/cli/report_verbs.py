@@ -48,7 +48,7 @@ def _material(options: argparse.Namespace) -> "Material":
     first, name = Material(), options.spec or options.platform
     named = load_spec(name) if name else None
     if options.storage is not None:
-        from funcpipe.client.kept_run import load_kept
+        from funcpipe.client.follow.kept_run import load_kept
 
         first, paths = load_kept(open_storage(options.storage), paths[0], named), paths[1:]
     material = merged(first, read_material(paths))

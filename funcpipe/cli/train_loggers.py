@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from funcpipe import loggers
-from funcpipe.client.callbacks import Callback
+from funcpipe.client.follow.callbacks import Callback
 from funcpipe.errors import InputError
 
 KINDS = ("csv", "tensorboard", "mlflow", "wandb")

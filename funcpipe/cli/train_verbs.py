@@ -19,15 +19,15 @@ from funcpipe.cli.train_values import (
     run_settings,
     storage_url,
 )
-from funcpipe.client.precheck import precheck
-from funcpipe.client.session import open_session
+from funcpipe.client.prepare.precheck import precheck
+from funcpipe.client.prepare.session import open_session
 from funcpipe.core import Plan, RunSettings, to_text, write_trace
 from funcpipe.core.json_form import to_plain
 from funcpipe.errors import Disagreement
 from funcpipe.platforms.catalog import LOCAL, is_deployment
 
 if TYPE_CHECKING:
-    from funcpipe.client.results import RunResult
+    from funcpipe.client.follow.results import RunResult
 
 
 def train(options: argparse.Namespace) -> None:

@@ -20,8 +20,8 @@ from funcpipe.core.texts import printable
 from funcpipe.platforms.catalog import open_platform, open_storage
 
 if TYPE_CHECKING:
-    from funcpipe.client.run_view import RunView
-    from funcpipe.client.watching import Watcher
+    from funcpipe.client.control.run_view import RunView
+    from funcpipe.client.control.watching import Watcher
 
 _GIVEN_UP_S = 90.0
 """A run that has been dead for so long is not restarted: a watchdog checks once a minute."""
@@ -31,7 +31,7 @@ _KEY = "q"
 
 def watch(options: argparse.Namespace) -> int:
     """Show a run until it ends; ends as `status` does, or with 0 if it is left."""
-    from funcpipe.client.watching import Watcher
+    from funcpipe.client.control.watching import Watcher
 
     console = Terminal()
     live = console.is_terminal and not options.json and not options.once
@@ -97,7 +97,7 @@ def _ended(view: "RunView", options: argparse.Namespace, console: Console) -> No
 
 
 def _left(options: argparse.Namespace, console: Console) -> None:
-    from funcpipe.client.commands import commands, watch_command
+    from funcpipe.client.control.commands import commands, watch_command
 
     console.print(f"run {options.name} is as it was: watching changes nothing", soft_wrap=True)
     for command in (watch_command(options.name, options.storage), *commands(options.name, options.storage)[1:]):

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from funcpipe.client.callbacks import Callback
+    from funcpipe.client.follow.callbacks import Callback
     from funcpipe.loggers.csv_logger import CSVLogger
     from funcpipe.loggers.mlflow_logger import MLflowLogger
     from funcpipe.loggers.progress_bar import ProgressBar

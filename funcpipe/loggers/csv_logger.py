@@ -5,8 +5,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from funcpipe.client.callbacks import Callback, RunInfo
-from funcpipe.client.results import Progress, RunResult
+from funcpipe.client.follow.callbacks import Callback, RunInfo
+from funcpipe.client.follow.results import Progress, RunResult
 from funcpipe.loggers.values import step_values
 
 _COLUMNS = ("run", "step", "loss", "samples_per_s", "cost_usd", "elapsed_s", "learning_rate")

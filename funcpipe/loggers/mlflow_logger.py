@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-from funcpipe.client.callbacks import Callback, RunInfo
-from funcpipe.client.results import Progress, RunResult
+from funcpipe.client.follow.callbacks import Callback, RunInfo
+from funcpipe.client.follow.results import Progress, RunResult
 from funcpipe.core.distribution import needed_from
 from funcpipe.loggers.values import step_values
 

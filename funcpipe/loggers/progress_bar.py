@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from funcpipe.client import results
-from funcpipe.client.callbacks import Callback, RunInfo
+from funcpipe.client.follow import results
+from funcpipe.client.follow.callbacks import Callback, RunInfo
 from funcpipe.core.texts import number_text
 
 _log = logging.getLogger(__name__)

@@ -6,8 +6,8 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from funcpipe.client.callbacks import Callback, RunInfo
-from funcpipe.client.results import Progress, RunResult
+from funcpipe.client.follow.callbacks import Callback, RunInfo
+from funcpipe.client.follow.results import Progress, RunResult
 from funcpipe.core.distribution import needed_from
 from funcpipe.loggers.values import step_values
 

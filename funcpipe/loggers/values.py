@@ -1,6 +1,6 @@
 """The numbers of a step that all loggers keep, under the same names."""
 
-from funcpipe.client.results import Progress
+from funcpipe.client.follow.results import Progress
 
 
 def step_values(progress: Progress) -> dict[str, float]:

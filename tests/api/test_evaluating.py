@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from funcpipe import FuncPipe
 from funcpipe.api import evaluating
 from funcpipe.api.evaluating import EvaluationResult
-from funcpipe.client.session import Session, session_on
-from funcpipe.client.site import Site
+from funcpipe.client.prepare.session import Session, session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import ModelProfile, Plan
 from funcpipe.errors import DataError, PlanError
 from funcpipe.partitioner.problem.goal import forward_only

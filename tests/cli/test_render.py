@@ -16,8 +16,8 @@ from funcpipe.cli import render
 from funcpipe.cli.render.runs import doing
 from funcpipe.cli.render.table import Column, print_table
 from funcpipe.cli.render.terminal import Terminal
-from funcpipe.client.run_status import RunStatus, WorkerStatus
-from funcpipe.client.verdict import Verdict
+from funcpipe.client.control.run_status import RunStatus, WorkerStatus
+from funcpipe.client.control.verdict import Verdict
 from funcpipe.core import (
     Busy,
     Estimate,

@@ -69,7 +69,7 @@ PLANNING = (
     "funcpipe.report.predict",
     "funcpipe.profiler.profile",
 )
-OF_CLIENTS = ("funcpipe.client.job", "funcpipe.api", "funcpipe.partitioner.cost", "rich")
+OF_CLIENTS = ("funcpipe.client.prepare.job", "funcpipe.api", "funcpipe.partitioner.cost", "rich")
 
 
 def found_in(modules: Sequence[str], packages: Sequence[str]) -> list[str]:

@@ -12,7 +12,7 @@ import pytest
 from funcpipe.api import FuncPipe
 from funcpipe.cli import main
 from funcpipe.cli.train_loggers import callbacks
-from funcpipe.client.prepare import Confirm
+from funcpipe.client.prepare.prepared_run import Confirm
 from funcpipe.core import JobEstimate, JobItem, write
 from funcpipe.errors import InputError
 from funcpipe.loggers import CSVLogger, ProgressBar, TensorBoardLogger

@@ -2,11 +2,11 @@
 
 from dataclasses import dataclass, field, replace
 
-from funcpipe.client.prepare import prepare
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
-from funcpipe.client.supervisor import Supervisor
-from funcpipe.client.upload import upload
+from funcpipe.client.follow.supervisor import Supervisor
+from funcpipe.client.follow.upload import upload
+from funcpipe.client.prepare.prepared_run import prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import (
     FaultTolerance,
     FunctionSize,

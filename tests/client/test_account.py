@@ -22,10 +22,10 @@ from rich.console import Console
 from torch import nn
 
 from funcpipe.cli import render
-from funcpipe.client.control import status
-from funcpipe.client.job import Job
-from funcpipe.client.kept_run import load_kept
-from funcpipe.client.results import RunResult
+from funcpipe.client.control.stopping import status
+from funcpipe.client.follow.kept_run import load_kept
+from funcpipe.client.follow.results import RunResult
+from funcpipe.client.prepare.job import Job
 from funcpipe.core import (
     Estimate,
     FinishedRun,

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from funcpipe.client.functions import unwatched_functions
-from funcpipe.client.results import bill
-from funcpipe.client.supervisor import Supervisor
+from funcpipe.client.follow.functions import unwatched_functions
+from funcpipe.client.follow.results import bill
+from funcpipe.client.follow.supervisor import Supervisor
 from funcpipe.core import DEFAULT_STORES, Bill, CountsByKind, Outcome
 from funcpipe.platforms.base import Handle, State, Status
 from funcpipe.platforms.function_group import StartedFunction, WatchedFunction

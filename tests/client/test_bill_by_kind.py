@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from funcpipe.client.job import Job
-from funcpipe.client.launch import launch
-from funcpipe.client.prepare import PreparedRun, prepare
-from funcpipe.client.results import Progress
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.follow.launch import launch
+from funcpipe.client.follow.results import Progress
+from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import Bill, FaultTolerance, Heartbeat, PlatformSpec, RunLimits, RunSettings, Stores, StoreSpec
 from funcpipe.core.stores import CountsByKind, RequestCounts
 from funcpipe.errors import PlanError, RunHalted

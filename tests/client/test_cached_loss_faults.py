@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from funcpipe.client.job import Job
-from funcpipe.client.results import RunResult
+from funcpipe.client.follow.results import RunResult
+from funcpipe.client.prepare.job import Job
 from funcpipe.core import Coupled, Interval, Outcome, ScheduleKind
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.faults import FunctionFaults

@@ -5,13 +5,13 @@ import logging
 
 import pytest
 
-from funcpipe.client.callbacks import Callback, Callbacks, EachStep, RunInfo, run_info
-from funcpipe.client.job import Job
-from funcpipe.client.launch import launch, launch_detached
-from funcpipe.client.prepare import prepare
-from funcpipe.client.results import Progress, RunResult
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.follow.callbacks import Callback, Callbacks, EachStep, RunInfo, run_info
+from funcpipe.client.follow.launch import launch, launch_detached
+from funcpipe.client.follow.results import Progress, RunResult
+from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.prepared_run import prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import RunSettings
 from funcpipe.errors import InvalidValue, RunHalted
 from funcpipe.testing.memory_storage import MemoryStorage
@@ -83,7 +83,7 @@ def test_an_exception_in_a_callback_loses_nothing(
     assert [str(error) for error in result.callback_errors] == ["cannot log step 2"]
     assert failing.heard == ["start after 0", "step 1", "end after 3"]
     assert other.heard == ["start after 0", *STEPS, "end after 3"]
-    (record,) = [record for record in caplog.records if record.name == "funcpipe.client.callbacks"]
+    (record,) = [record for record in caplog.records if record.name == "funcpipe.client.follow.callbacks"]
     assert record.message == "Recorder.on_step has failed, and is not called again; the run goes on"
     assert record.exc_info is not None
     assert "cannot log step 2" in str(record.exc_info[1])

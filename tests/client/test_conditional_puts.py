@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
-from funcpipe.client.launch import launch
-from funcpipe.client.prepare import prepare
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.follow.launch import launch
+from funcpipe.client.prepare.prepared_run import prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import RunSettings
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.base import OPEN, Gate, Storage

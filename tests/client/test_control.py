@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from funcpipe.client.control import clean, status, stop
-from funcpipe.client.launch import launch
-from funcpipe.client.prepare import prepare
-from funcpipe.client.results import Progress, RunResult
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.control.stopping import clean, status, stop
+from funcpipe.client.follow.launch import launch
+from funcpipe.client.follow.results import Progress, RunResult
+from funcpipe.client.prepare.prepared_run import prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import (
     FaultTolerance,
     FunctionSize,

@@ -11,11 +11,11 @@ from typing import cast
 import pytest
 import torch
 
-from funcpipe.client.launch import launch, launch_detached
-from funcpipe.client.prepare import PreparedRun, prepare
-from funcpipe.client.results import Progress, RunResult
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.follow.launch import launch, launch_detached
+from funcpipe.client.follow.results import Progress, RunResult
+from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import DEFAULT_STORES, Invocation, Outcome, PlatformSpec, RunSettings, WorkerReport
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import PlanError, PlatformError, RunInterrupted

@@ -5,12 +5,12 @@ from dataclasses import replace
 import pytest
 
 from funcpipe.api import FuncPipe
-from funcpipe.client.cost_limits import check_limits
-from funcpipe.client.job_estimate import estimate_job
-from funcpipe.client.job_shape import JobShape, job_shape
-from funcpipe.client.prepare import prepare
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.prepare.cost_limits import check_limits
+from funcpipe.client.prepare.job_estimate import estimate_job
+from funcpipe.client.prepare.job_shape import JobShape, job_shape
+from funcpipe.client.prepare.prepared_run import prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import (
     Estimate,
     FaultTolerance,
@@ -211,7 +211,7 @@ def test_functions_are_told_of_the_client_s_requests_and_of_all_invocations(
     storage: MemoryStorage, functions: ThreadPlatform
 ) -> None:
     """So that the limit counts them, even in runs that are left to themselves."""
-    from funcpipe.client.upload import upload
+    from funcpipe.client.follow.upload import upload
 
     prices = replace(functions.spec, price_invocation_usd=0.5, price_put_usd=1.0, price_get_usd=0.0)
     session = session_on(Site(functions, storage, "memory://"), reopen=functions.open)

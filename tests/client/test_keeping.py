@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from funcpipe import RunSettings, Verdict, export
-from funcpipe.client.control import clean, status, stop
-from funcpipe.client.launch import launch, launch_detached
-from funcpipe.client.prepare import PreparedRun, prepare
-from funcpipe.client.results import Progress, RunResult
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.control.stopping import clean, status, stop
+from funcpipe.client.follow.launch import launch, launch_detached
+from funcpipe.client.follow.results import Progress, RunResult
+from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.errors import InvalidValue, PlanError, RunInterrupted, RunUnknown
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.generations import newest_record

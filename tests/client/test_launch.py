@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 import torch
 
-from funcpipe.client import interruption
-from funcpipe.client.control import order_end, status
-from funcpipe.client.launch import launch, launch_detached
-from funcpipe.client.prepare import PreparedRun, prepare
-from funcpipe.client.results import OnProgress, Progress, RunResult, ignore_progress
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
-from funcpipe.client.verdict import Verdict
+from funcpipe.client.control.stopping import order_end, status
+from funcpipe.client.control.verdict import Verdict
+from funcpipe.client.follow import interruption
+from funcpipe.client.follow.launch import launch, launch_detached
+from funcpipe.client.follow.results import OnProgress, Progress, RunResult, ignore_progress
+from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import Invocation, RunSettings
 from funcpipe.errors import PlanError, PlatformError, RunInterrupted, StorageBusy
 from funcpipe.platforms.base import Handle, Status

@@ -2,8 +2,8 @@
 
 import pytest
 
-from funcpipe.client.launch import launch
-from funcpipe.client.results import Progress
+from funcpipe.client.follow.launch import launch
+from funcpipe.client.follow.results import Progress
 from funcpipe.core import RunSettings
 from funcpipe.errors import RunUnknown
 from funcpipe.neighbours.provisioning.loss_curves import run_curve

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from funcpipe.client.job import Learner, SampleOrder, make_job
-from funcpipe.client.results import RunResult
+from funcpipe.client.follow.results import RunResult
+from funcpipe.client.prepare.job import Learner, SampleOrder, make_job
 from funcpipe.core import RunSettings, Validation
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.memory_storage import MemoryStorage

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from funcpipe.client.control import clean, run_key, status, stop
-from funcpipe.client.export import export
-from funcpipe.client.launch import launch, launch_detached
-from funcpipe.client.prepare import PreparedRun, prepare
-from funcpipe.client.results import Progress
-from funcpipe.client.session import Session, session_on
-from funcpipe.client.site import Site
-from funcpipe.client.watching import Watcher
+from funcpipe.client.control.stopping import clean, run_key, status, stop
+from funcpipe.client.control.watching import Watcher
+from funcpipe.client.follow.export import export
+from funcpipe.client.follow.launch import launch, launch_detached
+from funcpipe.client.follow.results import Progress
+from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
+from funcpipe.client.prepare.session import Session, session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import Halt, RunSettings
 from funcpipe.core.settings import NO_LIMITS
 from funcpipe.errors import InvalidValue, RunHalted, RunInterrupted, RunUnknown

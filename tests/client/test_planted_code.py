@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from funcpipe.client.control import status
-from funcpipe.client.job import Job
-from funcpipe.client.launch import launch, launch_detached
-from funcpipe.client.prepare import PreparedRun, prepare
-from funcpipe.client.run_status import RunStatus
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.control.run_status import RunStatus
+from funcpipe.client.control.stopping import status
+from funcpipe.client.follow.launch import launch, launch_detached
+from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import FaultTolerance, Outcome, RunSettings, WatchSpec, WorkerSpec, from_text
 from funcpipe.core.backoff import Backoff
 from funcpipe.core.run_key import RunKey

@@ -2,11 +2,11 @@
 
 import pytest
 
-from funcpipe.client.follow import await_step
-from funcpipe.client.polling import StepPolls
-from funcpipe.client.prepare import prepare
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.follow.polling import StepPolls
+from funcpipe.client.follow.steps import await_step
+from funcpipe.client.prepare.prepared_run import prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import FaultTolerance, StepReport
 from funcpipe.errors import DeadlineExceeded
 from funcpipe.runstate.documents import put_document

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from funcpipe import FuncPipe, RunSettings
-from funcpipe.client.job import Learner, SampleOrder
-from funcpipe.client.launch import launch
-from funcpipe.client.prepare import PreparedRun, prepare, prepare_training
-from funcpipe.client.results import Progress
-from funcpipe.client.session import Session, open_session, session_on
-from funcpipe.client.site import Site
+from funcpipe.client.follow.launch import launch
+from funcpipe.client.follow.results import Progress
+from funcpipe.client.prepare.job import Learner, SampleOrder
+from funcpipe.client.prepare.prepared_run import PreparedRun, prepare, prepare_training
+from funcpipe.client.prepare.session import Session, open_session, session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import Estimate, FaultTolerance, Halt, Plan, StageEstimate
 from funcpipe.core.settings import DEFAULT_FAULTS, NO_LIMITS, settings_with
 from funcpipe.errors import (
@@ -290,7 +290,7 @@ class InCloud(Recording):
 
 def test_a_deployment_brings_its_own_storage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     cloud = InCloud(folder=tmp_path.as_uri())
-    monkeypatch.setattr("funcpipe.client.session.open_deployment", lambda url, **_: cloud)
+    monkeypatch.setattr("funcpipe.client.prepare.session.open_deployment", lambda url, **_: cloud)
     with open_session("aws-lambda://x", None, RunSettings()) as found:
         assert found.lasts
         assert found.storage_url == "s3://bucket/runs"

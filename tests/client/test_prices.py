@@ -6,14 +6,14 @@ from dataclasses import replace
 import pytest
 
 from funcpipe import FuncPipe
-from funcpipe.client.cost_limits import check_limits
-from funcpipe.client.job import Job
-from funcpipe.client.launch import launch
-from funcpipe.client.prepare import PreparedRun, prepare
-from funcpipe.client.prices import prices_at
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
-from funcpipe.client.upload import upload
+from funcpipe.client.follow.launch import launch
+from funcpipe.client.follow.upload import upload
+from funcpipe.client.prepare.cost_limits import check_limits
+from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
+from funcpipe.client.prepare.prices import prices_at
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import Plan, PlatformSpec, RunLimits, RunSettings, WorkerSpec
 from funcpipe.errors import PlanError
 from funcpipe.platforms.catalog import load_spec

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from funcpipe import DataError, FuncPipeError, InputError, ModelError
-from funcpipe.client.rehearsal import rehearse
+from funcpipe.client.prepare.rehearsal import rehearse
 from funcpipe.core import OnNan
 from funcpipe.model.draws import generator_states
 from funcpipe.training.data import LoadedBatch
@@ -191,7 +191,7 @@ def test_a_model_with_a_loss_of_its_own_is_rehearsed() -> None:
 
 
 def test_large_models_are_updated_some_parameters_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("funcpipe.client.rehearsal._AT_A_TIME_BYTES", 300)
+    monkeypatch.setattr("funcpipe.client.prepare.rehearsal._AT_A_TIME_BYTES", 300)
     seen: list[int] = []
 
     def optimizer(parameters: Any) -> torch.optim.Optimizer:

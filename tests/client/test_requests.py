@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import pytest
 
-from funcpipe.client.job import Job
-from funcpipe.client.launch import launch
-from funcpipe.client.prepare import PreparedRun, prepare
-from funcpipe.client.results import Progress, RunResult
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.follow.launch import launch
+from funcpipe.client.follow.results import Progress, RunResult
+from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import Bill, FaultTolerance, Heartbeat, Outcome, RequestCounts, RunLimits, RunSettings
 from funcpipe.errors import RunHalted
 from funcpipe.platforms.base import OPEN, Gate

@@ -5,7 +5,7 @@ from xml.etree import ElementTree
 
 import torch
 
-from funcpipe.client.results import RunResult
+from funcpipe.client.follow.results import RunResult
 from funcpipe.core import Bill, RequestCounts, Source, StoreBill, Trace, ValidationReport
 
 RESULT = RunResult(

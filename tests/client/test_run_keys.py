@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from funcpipe.client.control import clean, status, stop
-from funcpipe.client.launch import launch, launch_detached
-from funcpipe.client.prepare import PreparedRun, prepare
-from funcpipe.client.results import Progress
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.control.stopping import clean, status, stop
+from funcpipe.client.follow.launch import launch, launch_detached
+from funcpipe.client.follow.results import Progress
+from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import RunSettings
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import RunInterrupted, RunKeyMissing, StorageError

@@ -18,9 +18,9 @@ from torch.nn import functional as F
 from torch.utils.data import TensorDataset
 
 from funcpipe.api import FuncPipe
-from funcpipe.client.job import Job, Learner, SampleOrder, make_job
-from funcpipe.client.session import Session, session_on
-from funcpipe.client.site import Site
+from funcpipe.client.prepare.job import Job, Learner, SampleOrder, make_job
+from funcpipe.client.prepare.session import Session, session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import MB, FaultTolerance, RunSettings
 from funcpipe.core.backoff import Backoff
 from funcpipe.errors import ModelError

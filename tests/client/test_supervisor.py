@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from funcpipe.client.results import bill
-from funcpipe.client.supervisor import Supervisor
+from funcpipe.client.follow.results import bill
+from funcpipe.client.follow.supervisor import Supervisor
 from funcpipe.core import CountsByKind, FaultTolerance, Halt, OnOutOfMemory, Outcome, RunAccount, WorkerSpec
 from funcpipe.core.backoff import Backoff
 from funcpipe.errors import DeadlineExceeded, PlatformError, RunHalted, WorkerFailed

@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import nn
 
-from funcpipe.client.evaluation import make_evaluation
-from funcpipe.client.follow import ClientBudget
-from funcpipe.client.job import Job
-from funcpipe.client.job_estimate import estimate_job
-from funcpipe.client.job_shape import JobShape, job_shape
-from funcpipe.client.launch import launch
-from funcpipe.client.prepare import PreparedRun, prepare
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
-from funcpipe.client.upload import upload
+from funcpipe.client.follow.launch import launch
+from funcpipe.client.follow.steps import ClientBudget
+from funcpipe.client.follow.upload import upload
+from funcpipe.client.prepare.evaluation import make_evaluation
+from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.job_estimate import estimate_job
+from funcpipe.client.prepare.job_shape import JobShape, job_shape
+from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import (
     Bill,
     FaultTolerance,

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from funcpipe import DataError, FuncPipe, ModelError, PlanError, export
-from funcpipe.client.callbacks import EachStep
-from funcpipe.client.results import Progress, RunResult
-from funcpipe.client.session import Session, session_on
-from funcpipe.client.site import Site
+from funcpipe.client.follow.callbacks import EachStep
+from funcpipe.client.follow.results import Progress, RunResult
+from funcpipe.client.prepare.session import Session, session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import FaultTolerance, Plan, RunSettings, Validation
 from funcpipe.errors import RunUnknown
 from funcpipe.platforms.catalog import load_spec

@@ -8,14 +8,14 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from funcpipe.client.control import clean
-from funcpipe.client.launch import launch, launch_detached
-from funcpipe.client.prepare import PreparedRun, prepare
-from funcpipe.client.results import Progress, RunResult
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
-from funcpipe.client.takeover import take_over
-from funcpipe.client.upload import upload
+from funcpipe.client.control.stopping import clean
+from funcpipe.client.control.takeover import take_over
+from funcpipe.client.follow.launch import launch, launch_detached
+from funcpipe.client.follow.results import Progress, RunResult
+from funcpipe.client.follow.upload import upload
+from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import Halt, RunSettings
 from funcpipe.errors import RunHalted, RunInterrupted, RunTaken, RunUnknown
 from funcpipe.platforms.base import State

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from funcpipe import Callback, Progress, RunResult, RunSettings, Verdict, export
-from funcpipe.client.callbacks import Callbacks
-from funcpipe.client.control import status
-from funcpipe.client.evaluation import make_evaluation
-from funcpipe.client.job import Job
+from funcpipe.client.control.stopping import status
+from funcpipe.client.follow.callbacks import Callbacks
+from funcpipe.client.prepare.evaluation import make_evaluation
+from funcpipe.client.prepare.job import Job
 from funcpipe.core import Validation
 from funcpipe.model.graph import trace
 from funcpipe.platforms.catalog import load_spec

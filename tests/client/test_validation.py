@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from funcpipe.client.job import Job
-from funcpipe.client.results import Progress, RunResult
+from funcpipe.client.follow.results import Progress, RunResult
+from funcpipe.client.prepare.job import Job
 from funcpipe.core import FaultTolerance, Outcome, RunSettings, Validation
 from funcpipe.errors import InvalidValue, RunUnknown
 from funcpipe.platforms.catalog import load_spec

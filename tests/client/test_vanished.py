@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
-from funcpipe.client import results
-from funcpipe.client.control import clean, run_key, status, stop
-from funcpipe.client.export import load_saved
-from funcpipe.client.job import Job
-from funcpipe.client.launch import launch
-from funcpipe.client.prepare import prepare
-from funcpipe.client.results import Progress, RunResult
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
-from funcpipe.client.verdict import Verdict
+from funcpipe.client.control.stopping import clean, run_key, status, stop
+from funcpipe.client.control.verdict import Verdict
+from funcpipe.client.follow import results
+from funcpipe.client.follow.export import load_saved
+from funcpipe.client.follow.launch import launch
+from funcpipe.client.follow.results import Progress, RunResult
+from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.prepared_run import prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import RunSettings
 from funcpipe.core.settings import WHY_GONE
 from funcpipe.errors import RunHalted, RunUnknown, Superseded

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from funcpipe.client.verdict import Verdict, judge
+from funcpipe.client.control.verdict import Verdict, judge
 from funcpipe.core import Busy, Halt
 from funcpipe.runstate.liveness import RunLiveness, WorkerLiveness, WorkerState
 from tests.run_documents import BEAT, RECORD

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 
-from funcpipe.client.job import Job
+from funcpipe.client.prepare.job import Job
 from funcpipe.core import FaultTolerance
 from tests.support import chaos
 from tests.support.plans import even_stages

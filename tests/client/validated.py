@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from funcpipe.client.evaluation import make_evaluation
-from funcpipe.client.job import Job
-from funcpipe.client.launch import launch
-from funcpipe.client.prepare import prepare
-from funcpipe.client.results import OnProgress, RunResult, ignore_progress
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.follow.launch import launch
+from funcpipe.client.follow.results import OnProgress, RunResult, ignore_progress
+from funcpipe.client.prepare.evaluation import make_evaluation
+from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.prepared_run import prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import FaultTolerance, Plan, RunLimits, RunSettings, ScheduleKind, Sync, Validation, Wire
 from funcpipe.core.settings import NO_LIMITS
 from funcpipe.model.graph import LayerGraph, trace

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from torch.utils.data import TensorDataset
 
-from funcpipe.client.job import Job
-from funcpipe.client.launch import launch
-from funcpipe.client.prepare import prepare
-from funcpipe.client.results import Progress, RunResult
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.follow.launch import launch
+from funcpipe.client.follow.results import Progress, RunResult
+from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.prepared_run import prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import FaultTolerance, FunctionSize, Outcome, Plan, PlatformSpec, RunLimits, RunSettings
 from funcpipe.platforms.base import Deployment, StorageUrls
 from funcpipe.platforms.catalog import open_storage

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from funcpipe import data
-from funcpipe.client.results import Progress
+from funcpipe.client.follow.results import Progress
 from funcpipe.data import DataFactory
 from funcpipe.errors import RunInterrupted
 from funcpipe.platforms.base import Storage

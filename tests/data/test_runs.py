@@ -9,8 +9,8 @@ import torch
 from torch.utils.data import IterableDataset
 
 from funcpipe import data
-from funcpipe.client.job import Job
-from funcpipe.client.results import Progress
+from funcpipe.client.follow.results import Progress
+from funcpipe.client.prepare.job import Job
 from funcpipe.core import RunSettings
 from funcpipe.errors import DataError, PlanError
 from funcpipe.platforms.request_meter import RequestMeter

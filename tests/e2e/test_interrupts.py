@@ -12,9 +12,9 @@ import torch
 from torch.nn import functional as F
 
 from funcpipe import FaultTolerance, FuncPipe, Progress, RunInterrupted, open_storage, status
-from funcpipe.client import interruption
-from funcpipe.client.callbacks import EachStep
-from funcpipe.client.verdict import Verdict
+from funcpipe.client.control.verdict import Verdict
+from funcpipe.client.follow import interruption
+from funcpipe.client.follow.callbacks import EachStep
 from tests.e2e import small
 from tests.support.processes import functions_of, hosts_of
 

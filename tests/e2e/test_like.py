@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from funcpipe.api import FuncPipe
-from funcpipe.client.results import RunResult
+from funcpipe.client.follow.results import RunResult
 from funcpipe.core import PlatformSpec
 from funcpipe.errors import PlanError, WorkerFailed
 from funcpipe.platforms.catalog import load_spec

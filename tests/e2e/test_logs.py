@@ -10,8 +10,8 @@ import torch
 
 from funcpipe.api import FuncPipe
 from funcpipe.cli import main
-from funcpipe.client.callbacks import EachStep
-from funcpipe.client.results import Progress
+from funcpipe.client.follow.callbacks import EachStep
+from funcpipe.client.follow.results import Progress
 from funcpipe.core import RunSettings
 from funcpipe.core.logs import BEGINS
 from funcpipe.platforms.local.log_files import FOLDER

@@ -19,9 +19,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from funcpipe.api import FuncPipe
-from funcpipe.client.callbacks import EachStep
-from funcpipe.client.control import clean, status
-from funcpipe.client.results import Progress, RunResult
+from funcpipe.client.control.stopping import clean, status
+from funcpipe.client.follow.callbacks import EachStep
+from funcpipe.client.follow.results import Progress, RunResult
 from funcpipe.core import FaultTolerance, Outcome, Plan, RunLimits, RunSettings, write
 from funcpipe.errors import RunHalted
 from funcpipe.platforms.base import Storage

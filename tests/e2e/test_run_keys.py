@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from funcpipe import FaultTolerance, FuncPipe, Progress, RunInterrupted, clean, open_storage, status
-from funcpipe.client.callbacks import EachStep
+from funcpipe.client.follow.callbacks import EachStep
 from funcpipe.runstate.generations import list_generations
 from funcpipe.runstate.keyring import FOLDER, RUN_KEY, KeyFolder
 from funcpipe.runstate.signed_storage import key_of

@@ -18,7 +18,7 @@ from funcpipe import (
     status,
     stop,
 )
-from funcpipe.client.callbacks import EachStep
+from funcpipe.client.follow.callbacks import EachStep
 from tests.e2e import small
 
 STEADY = FaultTolerance(heartbeat_s=0.2, lease_s=60.0, checkpoint_steps=4)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, default_collate
 
-from funcpipe.client.job import Job, Learner, SampleOrder, make_job
+from funcpipe.client.prepare.job import Job, Learner, SampleOrder, make_job
 from funcpipe.core import OptimizerKind, Plan, RunSettings, ScheduleKind, Sync, Wire
 from funcpipe.model.graph import trace
 from funcpipe.testing.memory_storage import MemoryStorage

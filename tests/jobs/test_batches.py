@@ -13,8 +13,8 @@ from torch.nn.utils.rnn import PackedSequence, pack_sequence, pad_sequence
 from torch.utils.data import DataLoader
 
 from funcpipe import FuncPipe
-from funcpipe.client.evaluation import make_evaluation
-from funcpipe.client.job import Learner, SampleOrder, make_job
+from funcpipe.client.prepare.evaluation import make_evaluation
+from funcpipe.client.prepare.job import Learner, SampleOrder, make_job
 from funcpipe.core import Plan, RunSettings, ScheduleKind, Sync, Validation, Wire
 from funcpipe.errors import DataError
 from funcpipe.platforms.catalog import load_spec

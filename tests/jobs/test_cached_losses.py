@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from funcpipe import DataError, FuncPipe
-from funcpipe.client.launch import _record
+from funcpipe.client.follow.launch import _record
 from funcpipe.core import Coupled, ScheduleKind, Sync
 from funcpipe.errors import InvalidValue, PlanError
 from funcpipe.neighbours.parameter_server.stored_job import check_servable

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
 from funcpipe import FuncPipe
-from funcpipe.client.rehearsal import rehearse
+from funcpipe.client.prepare.rehearsal import rehearse
 from funcpipe.errors import InputError, InvalidValue, ModelError
 from funcpipe.training.data import load_batch
 from funcpipe.training.recipe import Recipe

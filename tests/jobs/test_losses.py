@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from funcpipe import DataError
-from funcpipe.client.launch import _record
+from funcpipe.client.follow.launch import _record
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.losses import loss_of_output

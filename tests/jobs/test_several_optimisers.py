@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from funcpipe import FuncPipe
-from funcpipe.client.continuation import Learned, write_back
-from funcpipe.client.job import Learner, SampleOrder, make_job
-from funcpipe.client.launch import launch
-from funcpipe.client.prepare import prepare
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.follow.continuation import write_back
+from funcpipe.client.follow.launch import launch
+from funcpipe.client.prepare.job import Learner, SampleOrder, make_job
+from funcpipe.client.prepare.learned import Learned
+from funcpipe.client.prepare.prepared_run import prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import RunSettings
 from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import load_spec

@@ -16,13 +16,14 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
 from funcpipe import EMA, FuncPipe, Pins, Teacher
-from funcpipe.client.continuation import Learned, write_back
-from funcpipe.client.job import Job, Learner, SampleOrder, make_job
-from funcpipe.client.launch import launch
-from funcpipe.client.prepare import prepare
-from funcpipe.client.results import RunResult
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.follow.continuation import write_back
+from funcpipe.client.follow.launch import launch
+from funcpipe.client.follow.results import RunResult
+from funcpipe.client.prepare.job import Job, Learner, SampleOrder, make_job
+from funcpipe.client.prepare.learned import Learned
+from funcpipe.client.prepare.prepared_run import prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import FaultTolerance, RunSettings, ScheduleKind
 from funcpipe.errors import ModelError, PlanError, WorkerFailed
 from funcpipe.neighbours.parameter_server.loops import History, LoopConfig, train_synchronously

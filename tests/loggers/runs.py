@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from funcpipe.client.callbacks import Callback, Callbacks, RunInfo
-from funcpipe.client.results import Progress, RunResult
+from funcpipe.client.follow.callbacks import Callback, Callbacks, RunInfo
+from funcpipe.client.follow.results import Progress, RunResult
 from funcpipe.core import Bill, Plan, ScheduleKind, Source, Sync, Trace, Wire
 from tests.support.plans import even_stages
 

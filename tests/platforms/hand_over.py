@@ -7,8 +7,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from funcpipe.client.job import Job
-from funcpipe.client.results import RunResult
+from funcpipe.client.follow.results import RunResult
+from funcpipe.client.prepare.job import Job
 from funcpipe.core import FaultTolerance, Outcome, Plan
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.e2e import small

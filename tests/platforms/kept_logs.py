@@ -8,10 +8,10 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from funcpipe.client.prepare import prepare
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
-from funcpipe.client.upload import upload
+from funcpipe.client.follow.upload import upload
+from funcpipe.client.prepare.prepared_run import prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import Plan
 from funcpipe.core.logs import BEGINS, PRINTED, LogLine, merged
 from funcpipe.platforms.base import Platform, State, Status, Storage

@@ -8,14 +8,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from funcpipe.client.control import status
-from funcpipe.client.job import Job
-from funcpipe.client.launch import launch
-from funcpipe.client.prepare import prepare
-from funcpipe.client.results import Progress
-from funcpipe.client.session import Session, session_on
-from funcpipe.client.site import Site
-from funcpipe.client.verdict import Verdict
+from funcpipe.client.control.stopping import status
+from funcpipe.client.control.verdict import Verdict
+from funcpipe.client.follow.launch import launch
+from funcpipe.client.follow.results import Progress
+from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.prepared_run import prepare
+from funcpipe.client.prepare.session import Session, session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import FaultTolerance, Halt, RunSettings
 from funcpipe.errors import CorruptMessage, PlatformError, RunHalted, RunUnknown
 from funcpipe.platforms.base import OPEN, Gate, Platform

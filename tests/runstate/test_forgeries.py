@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from funcpipe.client.control import status, stop
+from funcpipe.client.control.stopping import status, stop
 from funcpipe.core import Halt, to_text
 from funcpipe.errors import CorruptMessage, RunKeyMissing
 from funcpipe.platforms.catalog import open_platform

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.client.control import status
+from funcpipe.client.control.stopping import status
 from funcpipe.core import Halt, Heartbeat, RunRecord
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import CorruptMessage, KeyMissing, RunUnknown

@@ -11,13 +11,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from funcpipe.client.control import clean, status, stop
-from funcpipe.client.job import Job
-from funcpipe.client.launch import launch
-from funcpipe.client.prepare import prepare
-from funcpipe.client.results import RunResult
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.control.stopping import clean, status, stop
+from funcpipe.client.follow.launch import launch
+from funcpipe.client.follow.results import RunResult
+from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.prepared_run import prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import FaultTolerance, RunSettings
 from funcpipe.errors import FuncPipeError
 from funcpipe.platforms.base import Storage

@@ -20,8 +20,8 @@ from unittest import mock
 
 import torch
 
-from funcpipe.client import control
-from funcpipe.client.results import RunResult
+from funcpipe.client.control import stopping as control
+from funcpipe.client.follow.results import RunResult
 from funcpipe.errors import FuncPipeError, RunUnknown
 from funcpipe.runstate import owner
 from funcpipe.runstate.keyring import FOLDER, RUN_KEY

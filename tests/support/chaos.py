@@ -16,12 +16,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from funcpipe.client.job import Job
-from funcpipe.client.launch import launch, launch_detached
-from funcpipe.client.prepare import PreparedRun, prepare
-from funcpipe.client.results import OnProgress, Progress, RunResult, ignore_progress
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.follow.launch import launch, launch_detached
+from funcpipe.client.follow.results import OnProgress, Progress, RunResult, ignore_progress
+from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import FaultTolerance, Plan, RunSettings, ScheduleKind, Sync, Wire
 from funcpipe.errors import FuncPipeError
 from funcpipe.model.graph import trace

@@ -17,12 +17,12 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
-from funcpipe.client import functions as client_functions
-from funcpipe.client import launch as launching
-from funcpipe.client.control import clean
-from funcpipe.client.prepare import PreparedRun
-from funcpipe.client.takeover import take_over
-from funcpipe.client.upload import upload
+from funcpipe.client.control.stopping import clean
+from funcpipe.client.control.takeover import take_over
+from funcpipe.client.follow import functions as client_functions
+from funcpipe.client.follow import launch as launching
+from funcpipe.client.follow.upload import upload
+from funcpipe.client.prepare.prepared_run import PreparedRun
 from funcpipe.core import Invocation, Precision, RunAccount, RunLimits
 from funcpipe.core.settings import DEFAULT_FAULTS
 from funcpipe.errors import KeyMissing, RunUnknown

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from funcpipe.client.job import Job, Learner, SampleOrder, make_job
-from funcpipe.client.launch import launch
-from funcpipe.client.prepare import prepare
-from funcpipe.client.results import Progress, RunResult, ignore_progress
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.follow.launch import launch
+from funcpipe.client.follow.results import Progress, RunResult, ignore_progress
+from funcpipe.client.prepare.job import Job, Learner, SampleOrder, make_job
+from funcpipe.client.prepare.prepared_run import prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import MB, FaultTolerance, OptimizerKind, Plan, RunSettings, ScheduleKind, Sync, Wire
 from funcpipe.errors import PlatformError
 from funcpipe.model.graph import trace

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch.nn.functional as F
 
-from funcpipe.client.upload import upload
+from funcpipe.client.follow.upload import upload
 from funcpipe.core import FaultTolerance, Outcome, Plan, Streams, Sync, WorkerSpec
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import open_platform

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
 
-from funcpipe.client.job import Learner, SampleOrder, make_job
+from funcpipe.client.prepare.job import Learner, SampleOrder, make_job
 from funcpipe.core import RunSettings
 from funcpipe.errors import DataError
 from funcpipe.model.draws import generator_states

@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from funcpipe import FuncPipe
-from funcpipe.client.session import Session, session_on
-from funcpipe.client.site import Site
+from funcpipe.client.prepare.session import Session, session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.errors import ModelError
 from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.model.split import StageModule, dump_stage, load_stage, split

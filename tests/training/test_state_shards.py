@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, optim
 
-from funcpipe.client.job import Job
-from funcpipe.client.upload import upload
+from funcpipe.client.follow.upload import upload
+from funcpipe.client.prepare.job import Job
 from funcpipe.core import FaultTolerance, Plan, RunRecord, Streams, Sync
 from funcpipe.errors import CorruptMessage
 from funcpipe.platforms.catalog import open_platform

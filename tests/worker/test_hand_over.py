@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from funcpipe.client.upload import upload
+from funcpipe.client.follow.upload import upload
 from funcpipe.core import Events, FaultTolerance, HandOver, Invocation, Outcome, WorkerReport, WorkerSpec
 from funcpipe.core.backoff import Backoff
 from funcpipe.errors import PlatformBusy, PlatformRefused

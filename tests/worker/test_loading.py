@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from funcpipe.client.job import Job
+from funcpipe.client.prepare.job import Job
 from funcpipe.core import Events, Plan, Resource, ScheduleKind
 from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.keys import Keys

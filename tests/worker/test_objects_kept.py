@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from funcpipe.client.launch import launch, launch_detached
-from funcpipe.client.prepare import PreparedRun, prepare
-from funcpipe.client.results import Progress
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.follow.launch import launch, launch_detached
+from funcpipe.client.follow.results import Progress
+from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import FaultTolerance, RunSettings
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.generations import newest_record

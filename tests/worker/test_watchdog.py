@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from funcpipe.client.control import status, stop
-from funcpipe.client.job import Job
-from funcpipe.client.launch import launch, launch_detached
-from funcpipe.client.prepare import PreparedRun, prepare
-from funcpipe.client.results import RunResult
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.control.stopping import status, stop
+from funcpipe.client.follow.launch import launch, launch_detached
+from funcpipe.client.follow.results import RunResult
+from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import FaultTolerance, Outcome, RunSettings, WatchSpec
 from funcpipe.platforms.base import OPEN, Gate, State, Storage
 from funcpipe.platforms.catalog import load_spec

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from funcpipe.cli.render.table import Column, print_table
-from funcpipe.client.commands import after_end, after_failure, commands, watch_command
+from funcpipe.client.control.commands import after_end, after_failure, commands, watch_command
 from funcpipe.core import MB, Bill, Estimate, JobEstimate
 from funcpipe.core.bill import earlier_text
 from funcpipe.core.stores import DEFAULT
@@ -14,8 +14,8 @@ from funcpipe.core.texts import counted, number_text, shortened, usd_text
 
 if TYPE_CHECKING:
     from funcpipe.api.evaluating import EvaluationResult
-    from funcpipe.client.results import RunResult
-    from funcpipe.client.run_status import RunStatus, WorkerStatus
+    from funcpipe.client.control.run_status import RunStatus, WorkerStatus
+    from funcpipe.client.follow.results import RunResult
     from funcpipe.report.compare import Report
     from funcpipe.training.verify import Verification
 

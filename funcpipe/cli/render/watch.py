@@ -14,8 +14,8 @@ from funcpipe.core import MB
 from funcpipe.core.texts import time_text, usd_text
 
 if TYPE_CHECKING:
-    from funcpipe.client.run_status import WorkerStatus
-    from funcpipe.client.run_view import RunView, StepLoss
+    from funcpipe.client.control.run_status import WorkerStatus
+    from funcpipe.client.control.run_view import RunView, StepLoss
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _STYLES = {"running": "green", "finished": "green", "waiting": "yellow", "stopped": "yellow"}

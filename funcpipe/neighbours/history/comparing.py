@@ -7,9 +7,9 @@ samples. Errors are warnings, and fail nothing else.
 import time
 from typing import TYPE_CHECKING
 
-from funcpipe.client.job import Job
-from funcpipe.client.prepare import PreparedRun
-from funcpipe.client.results import RunResult
+from funcpipe.client.follow.results import RunResult
+from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.prepared_run import PreparedRun
 from funcpipe.core import Plan
 from funcpipe.core.history import ComparedWay, Comparison, WayRun
 from funcpipe.core.provision import Provision, ProvisionTable

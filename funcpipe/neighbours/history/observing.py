@@ -4,8 +4,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from statistics import mean, median
 
-from funcpipe.client.prepare import PreparedRun
-from funcpipe.client.results import RunResult
+from funcpipe.client.follow.results import RunResult
+from funcpipe.client.prepare.prepared_run import PreparedRun
 from funcpipe.core import Estimate, Observation, Plan, PlatformSpec, Quantity, Resource, Trace
 from funcpipe.core.history import LOCAL, local_place
 from funcpipe.core.texts import worker_name

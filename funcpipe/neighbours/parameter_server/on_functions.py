@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
-from funcpipe.client.cost_limits import check_expected
-from funcpipe.client.job import Job
-from funcpipe.client.prepare import new_run_name
-from funcpipe.client.prices import prices_at
-from funcpipe.client.session import Session, open_session
+from funcpipe.client.prepare.cost_limits import check_expected
+from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.prepared_run import new_run_name
+from funcpipe.client.prepare.prices import prices_at
+from funcpipe.client.prepare.session import Session, open_session
 from funcpipe.core import FunctionSize, Plan, PlatformSpec, RunLimits, RunSettings, ServerFunctionSpec, checks
 from funcpipe.core.logs import wanted_in_functions
 from funcpipe.core.market import HOUR_S, Market

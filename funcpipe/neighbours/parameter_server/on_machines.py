@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from funcpipe.client.job import Job, Learner, SampleOrder, make_job
-from funcpipe.client.prepare import new_run_name
+from funcpipe.client.prepare.job import Job, Learner, SampleOrder, make_job
+from funcpipe.client.prepare.prepared_run import new_run_name
 from funcpipe.core import PlatformSpec, RunLimits, RunSettings
 from funcpipe.core.distribution import install
 from funcpipe.core.market import HOUR_S, Market

@@ -7,7 +7,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from funcpipe.client.job import Job
+from funcpipe.client.prepare.job import Job
 from funcpipe.core.provision import CostItem
 from funcpipe.neighbours.parameter_server.loops import (
     History,

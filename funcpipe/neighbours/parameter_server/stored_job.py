@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from funcpipe.client.job import Job
-from funcpipe.client.stages import RunData, make_stages
+from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.stages import RunData, make_stages
 from funcpipe.core import Coupled, Plan, ScheduleKind, Stage, Sync, Wire
 from funcpipe.errors import PlanError
 from funcpipe.model.split.stage import of_loss, trained_by

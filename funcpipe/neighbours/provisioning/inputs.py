@@ -2,8 +2,8 @@
 
 from collections.abc import Callable, Sequence
 
-from funcpipe.client.job_estimate import estimate_job
-from funcpipe.client.job_shape import JobShape
+from funcpipe.client.prepare.job_estimate import estimate_job
+from funcpipe.client.prepare.job_shape import JobShape
 from funcpipe.core import FaultTolerance, JobEstimate, ModelProfile, Plan, PlatformSpec, TrainingSpec
 from funcpipe.core.loss_model import LossModel
 from funcpipe.core.market import Market

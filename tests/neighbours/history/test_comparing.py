@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import pytest
 
-from funcpipe.client.prepare import PreparedRun
+from funcpipe.client.prepare.prepared_run import PreparedRun
 from funcpipe.core import JobSpec
 from funcpipe.core.provision import CostItem, Provision, ProvisionTable, Rented
 from funcpipe.neighbours.history.comparing import file_server_run, file_way_run, filed

@@ -7,8 +7,8 @@ from typing import cast
 
 import pytest
 
-from funcpipe.client.prepare import PreparedRun
-from funcpipe.client.results import RunResult
+from funcpipe.client.follow.results import RunResult
+from funcpipe.client.prepare.prepared_run import PreparedRun
 from funcpipe.core import Bill, Event, Outcome, Plan, Quantity, Source, Trace, WorkerReport
 from funcpipe.neighbours.history.journal import read_history
 from funcpipe.neighbours.history.observing import file_run, observed, place_of

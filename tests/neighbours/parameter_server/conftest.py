@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from funcpipe.client.job import Job
+from funcpipe.client.prepare.job import Job
 from funcpipe.model.graph import trace
 from funcpipe.neighbours.parameter_server.replica import ServerJob
 from funcpipe.neighbours.parameter_server.stored_job import one_stage, stored_job

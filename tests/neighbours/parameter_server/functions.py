@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from funcpipe.client.job import Job
+from funcpipe.client.prepare.job import Job
 from funcpipe.core import PlatformSpec, ServerFunctionSpec
 from funcpipe.neighbours.parameter_server.function_group import FunctionSite, FunctionWorkerGroup
 from funcpipe.neighbours.parameter_server.function_messages import ServerKeys

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from funcpipe.client.job import Job
+from funcpipe.client.prepare.job import Job
 from funcpipe.core import RequestCounts
 from funcpipe.core.backoff import Backoff
 from funcpipe.errors import CorruptMessage, WorkerFailed

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from funcpipe.client.job import Job
+from funcpipe.client.prepare.job import Job
 from funcpipe.errors import WorkerFailed
 from funcpipe.neighbours.parameter_server.loops import History, LoopConfig, train_asynchronously, train_synchronously
 from funcpipe.neighbours.parameter_server.replica import ServerJob

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from funcpipe.client.job import Job
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import RunLimits, RunSettings
 from funcpipe.core.settings import NO_LIMITS
 from funcpipe.errors import InvalidValue, PlanError, RunHalted

@@ -8,7 +8,7 @@ from typing import Protocol
 import pytest
 from torch import Tensor
 
-from funcpipe.client.job import Job
+from funcpipe.client.prepare.job import Job
 from funcpipe.neighbours.parameter_server.loops import History, LoopConfig, train_asynchronously, train_synchronously
 from funcpipe.neighbours.parameter_server.replica import ServerJob
 from funcpipe.neighbours.parameter_server.values import ServerWorker

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from funcpipe.client.job import Job
-from funcpipe.client.launch import launch
-from funcpipe.client.prepare import prepare
-from funcpipe.client.session import open_session, session_on
-from funcpipe.client.site import Site
-from funcpipe.client.upload import upload
+from funcpipe.client.follow.launch import launch
+from funcpipe.client.follow.upload import upload
+from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.prepared_run import prepare
+from funcpipe.client.prepare.session import open_session, session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import Plan, PlatformSpec, RunSettings, WorkerReport, WorkerSpec
 from funcpipe.errors import DeadlineExceeded, PlatformBusy, PlatformError, PlatformRefused
 from funcpipe.platforms.aliyun.account import Account

@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from funcpipe.client.launch import launch
-from funcpipe.client.prepare import prepare
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
-from funcpipe.client.upload import upload
+from funcpipe.client.follow.launch import launch
+from funcpipe.client.follow.upload import upload
+from funcpipe.client.prepare.prepared_run import prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import WorkerSpec
 from funcpipe.errors import DeadlineExceeded, PlatformRefused
 from funcpipe.platforms.aws.account import Account

@@ -5,10 +5,10 @@ import time
 import pytest
 import torch
 
-from funcpipe.client.launch import launch
-from funcpipe.client.prepare import prepare
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.follow.launch import launch
+from funcpipe.client.prepare.prepared_run import prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.errors import DeadlineExceeded, FuncPipeError
 from funcpipe.platforms.aws.account import Account
 from funcpipe.platforms.aws.functions import AwsPlatform

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from funcpipe.client.job import Job
-from funcpipe.client.upload import upload
+from funcpipe.client.follow.upload import upload
+from funcpipe.client.prepare.job import Job
 from funcpipe.core import WorkerReport, to_text
 from funcpipe.platforms.aws.image import lambda_package
 from funcpipe.platforms.entry.function import stop_key

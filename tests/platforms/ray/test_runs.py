@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from funcpipe import FaultTolerance, FuncPipe, Outcome, Progress, RunInterrupted, RunResult, clean, open_storage, status
 from funcpipe.cli import main
-from funcpipe.client.callbacks import EachStep
+from funcpipe.client.follow.callbacks import EachStep
 from funcpipe.core import write
 from funcpipe.core.logs import merged
 from funcpipe.platforms.local.log_files import read_logs

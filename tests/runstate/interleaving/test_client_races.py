@@ -8,7 +8,7 @@ from unittest import mock
 
 import pytest
 
-from funcpipe.client import control
+from funcpipe.client.control import stopping as control
 from funcpipe.core import LeaseDocument, RunRecord
 from funcpipe.errors import RunUnknown
 from funcpipe.platforms.base import Storage

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from funcpipe.client.job import Job
-from funcpipe.client.launch import launch
-from funcpipe.client.prepare import prepare
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.follow.launch import launch
+from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.prepared_run import prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import OptimizerKind, Plan, ScheduleKind, Sync, Wire
 from funcpipe.errors import DataError, FuncPipeError, InputError
 from funcpipe.model.graph import LayerGraph, trace

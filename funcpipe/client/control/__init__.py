@@ -1,0 +1,1 @@
+"""A run from outside, by its objects in storage: status, watch, stop, clean."""

@@ -1,0 +1,123 @@
+"""The status of a run and of each of its workers."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from funcpipe.client.control.verdict import Verdict, how_finished
+from funcpipe.core import MB, Busy, FinishedRun, Outcome, RunRecord, ValidationReport, worker_name
+from funcpipe.runstate.finished import ended_step
+from funcpipe.runstate.liveness import WorkerLiveness, WorkerState
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerStatus:
+    """The status of a worker: `outcome` is None while it is at work.
+
+    Its last heartbeat came `heard_s` ago, by the clock of its machine and the one of this machine; None is never.
+    """
+
+    worker: str
+    state: WorkerState
+    attempt: int
+    outcome: Outcome | None
+    step: int
+    saved_step: int
+    memory_bytes: int
+    memory_mb: int
+    spent_usd: float
+    heard_s: float | None
+    busy: tuple[Busy, ...]
+    error: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunStatus:
+    """The status of a run, with its cost and time since it was first started.
+
+    `explanation` says why the `verdict` is what it is; a resumed run would continue after `saved_step`. `halt` says why
+    the run ends early, if it does. Of a run that is `kept`, which has finished, only the model is left.
+    `validation` is the newest. `loss_over` is what losses are means over, if not over samples.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.status/1"
+
+    run: str
+    generation: int
+    steps: int
+    run_usd: float
+    run_s: float
+    halt: str | None
+    verdict: Verdict
+    explanation: str
+    saved_step: int
+    workers: tuple[WorkerStatus, ...]
+    kept: bool = False
+    validation: ValidationReport | None = None
+    loss_over: str | None = None
+
+    @property
+    def step(self) -> int:
+        """The steps that all workers have done."""
+        return min((worker.step for worker in self.workers), default=0)
+
+
+def finished_status(record: RunRecord, finished: FinishedRun, validation: ValidationReport | None = None) -> RunStatus:
+    """The status of a run that has finished, and of which the model is kept."""
+    ended = ended_step(record, finished.losses)
+    last = {report.worker: report for report in sorted(finished.workers, key=lambda report: report.attempt)}
+    stages = {
+        worker_name(s, r): stage for s, stage in enumerate(record.plan.stages) for r in range(record.plan.replicas)
+    }
+    workers = tuple(
+        WorkerStatus(
+            worker=worker,
+            state=WorkerState.FINISHED,
+            attempt=last[worker].attempt,
+            outcome=Outcome.FINISHED,
+            step=ended,
+            saved_step=ended,
+            memory_bytes=last[worker].peak_memory_bytes,
+            memory_mb=stage.memory_mb,
+            spent_usd=sum(report.alive_s * report.usd_s for report in finished.workers if report.worker == worker),
+            heard_s=None,
+            busy=(),
+            error=None,
+        )
+        for worker, stage in stages.items()
+        if worker in last
+    )
+    return RunStatus(
+        run=record.run,
+        generation=record.generation,
+        steps=record.steps,
+        run_usd=finished.bill.cost_usd,
+        run_s=finished.elapsed_s,
+        halt=None,
+        verdict=Verdict.FINISHED,
+        explanation=f"{how_finished(record, ended)}, and its model is kept ({finished.kept_bytes / MB:.1f} MB)",
+        saved_step=ended,
+        workers=workers,
+        kept=True,
+        validation=validation,
+        loss_over=record.loss_over,
+    )
+
+
+def worker_status(record: RunRecord, number: int, life: WorkerLiveness) -> WorkerStatus:
+    """The status of the worker of that number, by stages and replicas, of a run that has not ended."""
+    beat, report = life.beat, life.report
+    stage = number // record.plan.replicas
+    return WorkerStatus(
+        worker=life.worker,
+        state=life.state,
+        attempt=life.attempt,
+        outcome=report.outcome if report is not None else None,
+        step=record.first_step if beat is None else beat.step,
+        saved_step=record.first_step if beat is None else beat.saved_step,
+        memory_bytes=0 if beat is None else beat.memory_bytes,
+        memory_mb=record.plan.stages[stage].memory_mb if beat is None else beat.memory_mb,
+        spent_usd=0.0 if beat is None else beat.spent_usd,
+        heard_s=None if life.seen_ago_s is None else max(life.seen_ago_s, 0.0),
+        busy=beat.busy if beat is not None and life.at_work else (),
+        error=report.error if report is not None else life.reason or None,
+    )

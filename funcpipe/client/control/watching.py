@@ -1,0 +1,218 @@
+"""Polls of a run from outside: they read what `status` reads, with few requests, and write nothing."""
+
+import functools
+import statistics
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterator
+
+from funcpipe.client.control.run_status import RunStatus
+from funcpipe.client.control.run_view import RunView, StepLoss, Succession, planned, warnings_of
+from funcpipe.client.control.stopping import read_status
+from funcpipe.client.control.verdict import Verdict
+from funcpipe.core import (
+    Heartbeat,
+    Outcome,
+    RequestCounts,
+    RunRecord,
+    StepReport,
+    StepSummary,
+    WorkerReport,
+    worker_name,
+)
+from funcpipe.errors import RunUnknown
+from funcpipe.platforms.base import OpenPlatform, Storage
+from funcpipe.platforms.catalog import open_platform as open_by_url
+from funcpipe.runstate.documents import find_readable_document, readable_documents
+from funcpipe.runstate.finished import find_finished
+from funcpipe.runstate.functions import list_functions
+from funcpipe.runstate.generations import newest_record
+from funcpipe.runstate.keyring import signed
+from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.liveness import read_heartbeats
+from funcpipe.runstate.snapshot import Snapshot
+
+_LOSSES = 240
+_RATE_POLLS = 12
+_RATE_STEPS = 5
+"""A rate over fewer steps than that is taken from the workers, who measure each step."""
+
+
+class Watcher:
+    """A watcher of one run. Each `poll` takes about 12 requests, and one more for each worker."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        run: str,
+        open_platform: OpenPlatform = open_by_url,
+        *,
+        clock: Callable[[], float] = time.time,
+        pause: Callable[[float], None] = time.sleep,
+    ) -> None:
+        """With `pause`, a poll waits for heartbeats of workers that seem silent, as `status` does."""
+        self._storage = Snapshot(signed(storage))
+        self._run = run
+        self._open_platform = functools.cache(open_platform)
+        self._clock, self._pause = clock, pause
+        self._reports: dict[str, dict[int, StepReport]] = {}
+        self._losses: dict[int, float] = {}
+        self._rates: deque[tuple[float, int]] = deque(maxlen=_RATE_POLLS)
+        self._beats: dict[str, set[tuple[int, int]]] = {}
+        self._lanes: dict[str, Counter[str]] = {}
+        self._seen: RunView | None = None
+        self._keys = Keys(run)
+
+    def poll(self) -> RunView:
+        """The run as it is now. Raises RunUnknown, which says how far it had come if it was there before."""
+        before = self._storage.asked
+        self._storage.renew()
+        try:
+            status = read_status(self._storage, self._run, self._open_platform, clock=self._clock, pause=self._wait)
+            record = newest_record(self._storage, self._run)
+        except RunUnknown as error:
+            if self._seen is None:
+                raise
+            raise self._gone() from error
+        if Keys.of(record) != self._keys:
+            self._forget(Keys.of(record))
+        finished = find_finished(self._storage, self._keys)
+        if finished is None:
+            self._learn_losses(record)
+        else:
+            first = record.began_step
+            self._losses = dict(enumerate(finished.losses, start=first))
+        skipped = self._skipped(record) if finished is None else len(finished.skipped_steps)
+        beats = [beat for beat in read_heartbeats(self._storage, record) if beat is not None]
+        self._count_lanes(beats)
+        self._seen = self._view(record, status, beats, skipped=skipped, asked=_since(self._storage.asked, before))
+        return self._seen
+
+    def _view(
+        self, record: RunRecord, status: RunStatus, beats: list[Heartbeat], *, skipped: int, asked: RequestCounts
+    ) -> RunView:
+        now_s = self._clock()
+        done = max([status.step, *(step + 1 for step in self._losses)]) if self._losses else status.step
+        ended = status.verdict in (Verdict.FINISHED, Verdict.STOPPED, Verdict.FAILED, Verdict.DEAD)
+        self._rates.append((now_s, done))
+        step_s = None if ended else self._step_s(beats)
+        left_s = None if step_s is None else (record.steps - done) * step_s
+        known = [StepLoss(step=step, loss=loss) for step, loss in sorted(self._losses.items())]
+        planned_s, planned_usd = planned(record.plan, record.steps - record.began_step)
+        return RunView(
+            looked_at_s=now_s,
+            platform=record.platform,
+            status=status,
+            done=done,
+            losses=tuple(known[-_LOSSES:]),
+            first_loss=known[0] if known else None,
+            skipped=skipped,
+            step_s=step_s,
+            left_s=left_s,
+            expected_usd=_expected_usd(status, left_s),
+            planned_s=planned_s,
+            planned_usd=planned_usd,
+            beats={worker: len(seen) for worker, seen in self._beats.items()},
+            lane_shares={
+                worker: {lane: count / len(self._beats[worker]) for lane, count in lanes.items()}
+                for worker, lanes in self._lanes.items()
+            },
+            successions=tuple(self._successions(beats)),
+            warnings=warnings_of(status, skipped=skipped, step_s=step_s, planned_s=planned_s),
+            asked=asked,
+        )
+
+    def _forget(self, keys: Keys) -> None:
+        """The run goes on as another generation: its workers count their attempts from 0 again."""
+        self._keys = keys
+        for seen in (self._reports, self._losses, self._rates, self._beats, self._lanes):
+            seen.clear()
+
+    def _wait(self, seconds: float) -> None:
+        """Wait for a heartbeat, which must then be read anew."""
+        self._pause(seconds)
+        self._storage.renew()
+
+    def _gone(self) -> RunUnknown:
+        seen = self._seen
+        assert seen is not None
+        return RunUnknown(
+            f"run {self._run} is not in the storage any more; it was seen last after step {seen.done} of "
+            f"{seen.status.steps}. The client that trained it has collected its result, or it was deleted"
+        )
+
+    def _learn_losses(self, record: RunRecord) -> None:
+        """The losses of summaries that are new, and of the newest step that all replicas have reported."""
+        keys, last = self._keys, len(record.plan.stages) - 1
+        workers = [worker_name(last, replica) for replica in range(record.plan.replicas)]
+        for worker in workers:
+            newest = max(self._storage.list(keys.step_summaries(worker)), default=None)
+            if newest is not None:
+                for summary in readable_documents(self._storage, StepSummary, [newest]):
+                    self._reports.setdefault(worker, {}).update(summary.reports())
+        singles = {key.removeprefix(keys.step_reports) for key in self._storage.list(keys.step_reports)}
+        steps = sorted({int(name.partition(".")[0]) for name in singles}, reverse=True)
+        reported = (step for step in steps if all(f"{step:08d}.{worker}" in singles for worker in workers))
+        if (newest_step := next(reported, None)) is not None:
+            for worker in workers:
+                report = find_readable_document(self._storage, StepReport, keys.step_report(newest_step, worker))
+                if report is not None:
+                    self._reports.setdefault(worker, {})[newest_step] = report
+        self._losses = dict(enumerate(record.losses, start=record.began_step))
+        own = [self._reports.get(worker, {}) for worker in workers]
+        for step in sorted(set.intersection(*(set(reports) for reports in own))):
+            found = [reports[step] for reports in own]
+            self._losses[step] = sum(r.loss_sum for r in found) / sum(r.samples for r in found)
+
+    def _skipped(self, record: RunRecord) -> int:
+        steps = {step for reports in self._reports.values() for step, report in reports.items() if report.skipped}
+        return len(steps | set(record.skipped_steps))
+
+    def _step_s(self, beats: list[Heartbeat]) -> float | None:
+        """Seconds of a step: as this watcher sees them pass, or else as the workers measure them."""
+        (first_s, first), (last_s, last) = self._rates[0], self._rates[-1]
+        if last - first >= _RATE_STEPS and last_s > first_s:
+            return (last_s - first_s) / (last - first)
+        return statistics.median(known) if (known := [beat.step_s for beat in beats if beat.step_s > 0]) else None
+
+    def _count_lanes(self, beats: list[Heartbeat]) -> None:
+        for beat in beats:
+            seen = self._beats.setdefault(beat.worker, set())
+            if (beat.attempt, beat.beat) not in seen:
+                seen.add((beat.attempt, beat.beat))
+                self._lanes.setdefault(beat.worker, Counter()).update({busy.lane for busy in beat.busy})
+
+    def _successions(self, beats: list[Heartbeat]) -> Iterator[Succession]:
+        """The functions that took the place of others, in order of their start."""
+        begun = {beat.worker: beat.attempt for beat in beats}
+        functions = {(f.worker, f.attempt): f.started_at_s for f in list_functions(self._storage, self._keys)}
+        for (worker, attempt), started_at_s in sorted(functions.items(), key=lambda item: (item[1], item[0])):
+            if attempt > 0:
+                key = self._keys.worker_report(worker, attempt - 1)
+                report = find_readable_document(self._storage, WorkerReport, key)
+                reason = _reason(attempt - 1, report, has_begun=begun.get(worker, -1) >= attempt)
+                yield Succession(worker=worker, attempt=attempt, started_at_s=started_at_s, reason=reason)
+
+
+def _reason(before: int, report: WorkerReport | None, *, has_begun: bool) -> str:
+    if report is None:
+        return f"as attempt {before} ended without a report" if has_begun else f"to take over from attempt {before}"
+    if report.outcome is Outcome.HANDED_OVER:
+        return f"after attempt {before} handed over"
+    return f"as attempt {before} {report.outcome.value}" + (f": {report.error}" if report.error else "")
+
+
+def _expected_usd(status: RunStatus, left_s: float | None) -> float | None:
+    if status.verdict is Verdict.FINISHED:
+        return status.run_usd
+    if left_s is None or not status.run_s:
+        return None
+    return status.run_usd * (1 + left_s / status.run_s)
+
+
+def _since(now: RequestCounts, before: RequestCounts) -> RequestCounts:
+    return RequestCounts(
+        lists=now.lists - before.lists,
+        gets=now.gets - before.gets,
+        empty_gets=now.empty_gets - before.empty_gets,
+    )

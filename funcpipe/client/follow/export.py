@@ -1,0 +1,117 @@
+"""The model of a run, read from its storage: of one that has finished, was stopped, or still trains."""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from funcpipe.client.follow.continuation import write_trained
+from funcpipe.client.follow.trained_loss import TrainedLoss
+from funcpipe.core import RunRecord
+from funcpipe.errors import CorruptMessage, InvalidValue, KeyMissing, ModelError, RunUnknown
+from funcpipe.model.tensors import named_tensors
+from funcpipe.platforms.base import Storage
+from funcpipe.platforms.catalog import open_storage
+from funcpipe.runstate.checkpoints import Checkpoints
+from funcpipe.runstate.generations import newest_record
+from funcpipe.runstate.keyring import signed
+from funcpipe.runstate.keys import Keys
+from funcpipe.training.losses import LossFunction
+from funcpipe.training.sharding import unshard
+from funcpipe.training.state import StageState, merge_stages
+
+_log = logging.getLogger(__name__)
+
+_LOOKUPS = 5
+"""The tries to read the newest checkpoint, if functions delete the one that was found before it is read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedModel:
+    """The model of a run as saved after `step` of its `steps` steps."""
+
+    run: str
+    step: int
+    steps: int
+    state: StageState
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The model's parameters and buffers, for its `load_state_dict`; a tied one under each of its names."""
+        return self.state.state_dict()
+
+
+def export(run: str, *, storage: str | Storage, step: int | None = None) -> dict[str, Tensor]:
+    """The `state_dict` of the model of `run`, whose objects lie in `storage`, a URL or an open one.
+
+    It is that of the newest checkpoint that is whole, or the one after `step` steps: of a finished run the result, of
+    one that still trains what it saved last. Nothing is written, and a run that trains is not disturbed.
+
+    Raises RunUnknown, RunKeyMissing for a run of another machine, or InvalidValue where `step` is not saved.
+    """
+    return load_saved(run, storage=storage, step=step).state_dict()
+
+
+def load_saved(run: str, *, storage: str | Storage, step: int | None = None) -> SavedModel:
+    """The model that `export` reads, with its step."""
+    own = signed(open_storage(storage) if isinstance(storage, str) else storage)
+    damage = ""
+    for _ in range(_LOOKUPS):
+        record = newest_record(own, run)
+        saved = _saved_steps(own, record)
+        if step is not None and step not in saved:
+            rule = f"must be a step that run {run} has saved: {', '.join(map(str, sorted(saved))) or 'there is none'}"
+            raise InvalidValue("step", step, rule)
+        if not saved:
+            raise RunUnknown(
+                f"run {run} has not saved its model yet, of {record.steps} steps; try again later, or train with a "
+                "shorter interval between checkpoints (--checkpoint)"
+            )
+        for one in saved if step is None else {step: saved[step]}:
+            try:
+                return SavedModel(run=run, step=one, steps=record.steps, state=_load(own, record, saved[one]))
+            except (CorruptMessage, KeyMissing) as error:
+                _log.info("run %s: the checkpoint after step %d cannot be read: %s", run, one, error)
+                damage = str(error)
+    raise RunUnknown(f"run {run}: no checkpoint can be read: {damage}")
+
+
+def load_into(
+    model: nn.Module, loss: LossFunction, run: str, *, storage: str | Storage, step: int | None = None
+) -> int:
+    """Write the model that `export` reads into `model`, and the trained loss into `loss`; return the step.
+
+    Raises ModelError if it is another model or another loss.
+    """
+    saved = load_saved(run, storage=storage, step=step)
+    found, trained = saved.state_dict(), TrainedLoss.of(saved.state)
+    _check_same("model", run, found, named_tensors(model))
+    _check_same("loss", run, trained.tensors, trained.places_in(loss))
+    write_trained(model, found, saved.state.attributes(), saved.state)
+    trained.write_to(loss)
+    return saved.step
+
+
+def _check_same(what: str, run: str, found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    for name in sorted(found.keys() ^ own.keys()):
+        where = f"the {what} has no {name!r}" if name in found else f"{name!r} is not in the run"
+        raise ModelError(f"run {run} trained another {what}: {where}; make the {what} as it was for the run")
+    for name, tensor in found.items():
+        if tensor.shape != own[name].shape:
+            raise ModelError(
+                f"run {run} trained another {what}: {name!r} has shape {list(tensor.shape)} there, "
+                f"{list(own[name].shape)} here; make the {what} as it was for the run"
+            )
+
+
+def _saved_steps(storage: Storage, record: RunRecord) -> dict[int, list[tuple[str, ...]]]:
+    """The steps after which all stages are saved, the newest first, with the manifests of each stage."""
+    index = Checkpoints(storage, Keys.of(record), first_step=record.first_step).index()
+    stages = range(len(record.plan.stages))
+    found = {step: [index.manifests(stage, step) for stage in stages] for step in index.common_steps(len(stages))}
+    return {step: manifests for step, manifests in found.items() if all(manifests)}
+
+
+def _load(storage: Storage, record: RunRecord, manifests: list[tuple[str, ...]]) -> StageState:
+    checkpoints = Checkpoints(storage, Keys.of(record), first_step=record.first_step)
+    return merge_stages([unshard(checkpoints.load_combined(stage, own)) for stage, own in enumerate(manifests)])

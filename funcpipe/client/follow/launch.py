@@ -1,0 +1,298 @@
+"""Start a prepared run, follow it to its end, collect its result, and clean up behind it."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Iterator
+from dataclasses import replace
+
+from funcpipe.client.control.commands import after_failure, after_interrupt, after_removal, before_start
+from funcpipe.client.control.takeover import end_generation, end_leftovers
+from funcpipe.client.follow.finish import billed, collect_kept, finish
+from funcpipe.client.follow.interruption import interrupted, saved_if_interrupted
+from funcpipe.client.follow.results import OnProgress, RunResult, ignore_progress
+from funcpipe.client.follow.standby import OncePerStep, check_not_gone, follow_as_standby
+from funcpipe.client.follow.steps import collect_finished, follow
+from funcpipe.client.follow.supervisor import Supervisor
+from funcpipe.client.follow.upload import upload
+from funcpipe.client.prepare.prepared_run import PreparedRun
+from funcpipe.core import RunRecord
+from funcpipe.core.settings import WHY_GONE
+from funcpipe.core.stores import DEFAULT, urls_by_kind
+from funcpipe.errors import (
+    KeyMissing,
+    PlanError,
+    RunError,
+    RunHalted,
+    RunTaken,
+    RunUnknown,
+    Superseded,
+)
+from funcpipe.platforms.local.log_files import keep_client_log
+from funcpipe.runstate.detached import mark_detached, unmark_run
+from funcpipe.runstate.finished import find_finished
+from funcpipe.runstate.generations import (
+    delete_generation,
+    load_worker_specs,
+    newest_record,
+    refuse_if_gone,
+    reserve_generation,
+    write_payload,
+    write_record,
+)
+from funcpipe.runstate.keyring import KeyFolder
+from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.owner import BEAT_S, Owner, owned
+from funcpipe.runstate.signed_storage import key_of
+from funcpipe.runstate.spending import spent_so_far
+
+_log = logging.getLogger(__name__)
+
+
+def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> RunResult:
+    """Train, or watch the run if functions are training it already or have done so, and collect its result.
+
+    Raises WorkerFailed, RunHalted or DeadlineExceeded, naming run, worker and task. A worker that dies is restarted. At
+    the end no function runs and no object of the run is left, except what is kept of a failed run to resume it, and the
+    model of one that has finished.
+    Ctrl-C ends a run that was started here, after a step that is saved where it can be resumed, and lets one that was
+    only watched go on: RunInterrupted says which.
+    """
+    if prepared.running is not None:
+        with _with_next_commands(prepared, kept=True):
+            return _billed(prepared, _watch(prepared, prepared.running, on_progress))
+    run, kept = prepared.name, prepared.faults.keep
+    try:
+        with _with_next_commands(prepared, kept=kept) as begun, keep_client_log(run), _owned(prepared) as owner:
+            fenced, keys = _begin(prepared, owner)
+            with _removed_if_it_fails(owner, run, keep=kept), _supervisor(fenced, keys, owner, keep=kept) as supervisor:
+                _start(fenced, keys, supervisor)
+                begun.set()
+                with saved_if_interrupted(fenced, keys, supervisor):
+                    result = follow(fenced, keys, supervisor, on_progress, owner)
+            finish(fenced, keys, owner, result)
+    except KeyboardInterrupt:
+        raise interrupted(prepared, kept=kept) from None
+    except SystemExit:
+        end = interrupted(prepared, kept=kept)
+        _log.warning("\n".join([f"run {run}: the program ends; {end.state}", *after_interrupt(end)]))
+        raise
+    return _billed(prepared, result)
+
+
+def launch_detached(prepared: PreparedRun) -> str:
+    """Start the run and leave it to itself; returns its name. Raises PlanError if it runs already, or has finished."""
+    if prepared.has_finished:
+        raise PlanError(f"run {prepared.name} has finished; there is nothing to resume, only a result to collect")
+    if prepared.running is not None:
+        raise PlanError(f"run {prepared.name} still runs; there is nothing to resume")
+    with keep_client_log(prepared.name), _owned(prepared) as owner:
+        fenced, keys = _begin(prepared, owner)
+        with _supervisor(fenced, keys, owner) as supervisor:
+            _start(fenced, keys, supervisor, detached=True)
+            supervisor.detach()
+    counts, job = prepared.meter.counts, prepared.job
+    _log.info(
+        "run %s: to start it, this client made %d puts, %d lists and %d gets: $%.6f, which no later bill has",
+        *(prepared.name, counts.puts, counts.lists, counts.gets),
+        job.prices.client_usd(prepared.meter.by_kind, job.plan.stores),
+    )
+    return prepared.name
+
+
+def _billed(prepared: PreparedRun, result: RunResult) -> RunResult:
+    """`result` with all requests of this client in its bill: nothing of the run is left that it would ask for."""
+    return replace(result, bill=billed(prepared, result.bill))
+
+
+def _watch(prepared: PreparedRun, record: RunRecord, on_progress: OnProgress) -> RunResult:
+    """Follow a run that others have started to its end, and keep or delete what it leaves; or read what was kept.
+
+    One client at a time supervises the functions; others follow the progress, and wait for their turn.
+    """
+    keys = Keys.of(record)
+    unseen = OncePerStep(on_progress)
+    try:
+        while True:
+            try:
+                with keep_client_log(keys.run), _owned(prepared, watches=True) as owner:
+                    check_not_gone(prepared.storage, record)
+                    finished = find_finished(prepared.storage, keys)
+                    if finished is not None:
+                        return collect_kept(prepared, record, finished, unseen)
+                    spent = spent_so_far(prepared.storage, record)  # until now, however long others have watched
+                    fenced = replace(prepared, storage=owner.storage, account=spent)
+                    result = _follow_to_end(fenced, record, keys, unseen, owner)
+                    finish(fenced, keys, owner, result)
+                    return result
+            except RunTaken as taken:
+                if not taken.watches:
+                    raise
+                _log.info("run %s: another client supervises it: %s", keys.run, taken.owner)
+                follow_as_standby(prepared.storage, record, unseen)
+    except KeyboardInterrupt:
+        raise interrupted(prepared, running=not prepared.has_finished, kept=True) from None
+
+
+def _follow_to_end(
+    prepared: PreparedRun, record: RunRecord, keys: Keys, on_progress: OnProgress, owner: Owner
+) -> RunResult:
+    """The result of the run, once the functions have ended that others have started."""
+    if prepared.resumed is not None:
+        return collect_finished(prepared, record, prepared.resumed, on_progress)
+    _log.info("run %s: watches generation %d, which still runs", keys.run, keys.generation)
+    with _supervisor(prepared, keys, owner) as supervisor:
+        for spec in load_worker_specs(prepared.storage, keys):
+            supervisor.attach(spec)
+        return follow(prepared, keys, supervisor, on_progress, owner)
+
+
+@contextlib.contextmanager
+def _owned(prepared: PreparedRun, *, watches: bool = False) -> Iterator[Owner]:
+    """Own the run within this context. Raises RunHalted once another client has taken it over, or the lease is gone;
+    RunUnknown if the run is gone as well.
+    """
+    every_s = min(BEAT_S, prepared.faults.heartbeat_s)
+    try:
+        with owned(prepared.storage, prepared.name, every_s=every_s, watches=watches) as owner:
+            try:
+                yield owner
+            except (KeyMissing, RunUnknown):
+                owner.check_now()  # a client that slept may find that another has ended the run
+                raise
+    except Superseded as error:
+        if error.missing:
+            refuse_if_gone(prepared.storage, prepared.name, f"run {prepared.name} was ended here: {error}")
+            raise RunHalted(
+                f"run {prepared.name} was ended here: {error}; funcpipe status {prepared.name} shows what is left of "
+                "it, and train with --resume goes on from that"
+            ) from error
+        raise RunHalted(
+            f"run {prepared.name} was ended here: another client has taken it over ({error}); "
+            f"funcpipe status {prepared.name} shows what it does"
+        ) from error
+
+
+def _begin(prepared: PreparedRun, owner: Owner) -> tuple[PreparedRun, Keys]:
+    """The run as its owner writes it, and the keys of a new generation. What dead clients have left of it is deleted.
+
+    Raises RunTaken if another client has owned the run since it was prepared, RunUnknown if it has vanished since, and
+    PlatformRefused for a storage that does not keep what it must.
+    """
+    run, before = prepared.name, None if prepared.resumed is None else prepared.resumed.keys
+    try:
+        newest = Keys.of(newest_record(owner.storage, run))
+    except RunUnknown:
+        newest = None
+    if newest is None and before is not None:
+        refuse_if_gone(owner.storage, run, f"run {run} has vanished since this client has looked: {WHY_GONE}")
+    if newest != before:
+        raise RunTaken(run, "another client, which has begun or ended it since this one checked")
+    end_leftovers(owner.storage, run, prepared.reopen, keep=before)
+    urls = urls_by_kind(prepared.storage_url)
+    apart = [kind for kind in ("messages", "sums") if urls.get(kind, urls[DEFAULT]) != urls[DEFAULT]]
+    return replace(prepared, storage=owner.storage), reserve_generation(owner.storage, run, after=before, apart=apart)
+
+
+def _supervisor(prepared: PreparedRun, keys: Keys, owner: Owner, *, keep: bool = True) -> Supervisor:
+    return Supervisor(
+        prepared.platform,
+        prepared.storage,
+        keys,
+        prices=prepared.job.prices,
+        stores=prepared.job.plan.stores,
+        account=prepared.account,
+        keep=keep,
+        check_owner=owner.check_now,
+        meter=prepared.meter,
+    )
+
+
+def _start(prepared: PreparedRun, keys: Keys, supervisor: Supervisor, *, detached: bool = False) -> None:
+    """Upload the run and start its functions. If that fails, the run is what it was before.
+
+    Watchdogs restart the workers of a run that is `detached`, and of no other.
+    """
+    if prepared.resumed is not None:
+        unmark_run(prepared.storage, keys.run)
+    try:
+        for spec in upload(prepared, keys):
+            write_payload(prepared.storage, keys, spec)
+            supervisor.start(spec)
+        write_record(prepared.storage, keys, _record(prepared, keys))
+        if detached:
+            mark_detached(prepared.storage, keys, prepared.platform.wrap_key(key_of(KeyFolder(), keys).text))
+    except BaseException:
+        _log.warning("run %s: could not be started; what was uploaded is deleted", keys.run)
+        supervisor.stop(for_good=True)
+        delete_generation(prepared.storage, keys)
+        raise
+    if prepared.resumed is not None:
+        end_generation(prepared.storage, prepared.resumed.keys, prepared.reopen)
+
+
+def _record(prepared: PreparedRun, keys: Keys) -> RunRecord:
+    job, resumed = prepared.job, prepared.resumed
+    return RunRecord(
+        run=keys.run,
+        generation=keys.generation,
+        nonce=keys.nonce,
+        plan=job.plan,
+        platform=prepared.platform.url,
+        storage=prepared.storage_url,
+        samples=job.samples,
+        epochs=job.epochs,
+        steps=job.steps,
+        first_step=prepared.first_step,
+        began_step=prepared.began_step,
+        seed=job.seed,
+        shuffle=job.shuffle,
+        clip_grad_norm=job.recipe.clip_grad_norm,
+        clip_grad_value=job.recipe.clip_grad_value,
+        lr_schedule=job.recipe.lr_schedule,
+        average=job.recipe.averaged_by,
+        teachers=job.recipe.taught_by,
+        loss_over=job.recipe.loss_over,
+        precision=job.recipe.precision,
+        losses=resumed.losses if resumed is not None else (),
+        skipped_steps=resumed.skipped_steps if resumed is not None else (),
+        spent_usd=prepared.account.spent_usd,
+        elapsed_s=prepared.account.elapsed_s,
+        shard_order=None if job.shards is None else job.shards.order,
+        validations=prepared.validations,
+    )
+
+
+@contextlib.contextmanager
+def _with_next_commands(prepared: PreparedRun, *, kept: bool) -> Iterator[threading.Event]:
+    """Add to a failure the commands that help, as a note: tracebacks and the command line show it.
+
+    The event that it yields must be set once a new run has begun: until then nothing of it is kept.
+    """
+    begun = threading.Event()
+    if prepared.resumed is not None or prepared.running is not None:
+        begun.set()
+    try:
+        yield begun
+    except (RunTaken, RunUnknown, Superseded):  # the run is another client's, which goes on with it, or is gone
+        raise
+    except RunError as error:
+        run = prepared.name
+        storage, platform = prepared.storage_url, prepared.platform.url
+        commands = after_failure(run, storage, expires=prepared.expires) if kept else after_removal(run, platform)
+        error.add_note("\n".join(commands if begun.is_set() else before_start(run)))
+        raise
+
+
+@contextlib.contextmanager
+def _removed_if_it_fails(owner: Owner, run: str, *, keep: bool) -> Iterator[None]:
+    """Delete every object of a run that fails; with `keep` they stay, and the run can be resumed."""
+    try:
+        yield
+    except Superseded:
+        raise  # the run is another client's
+    except BaseException as error:
+        if not keep:
+            _log.info("run %s: its objects are deleted after %s", run, type(error).__name__)
+            owner.delete_run()
+        raise

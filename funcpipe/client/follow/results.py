@@ -1,0 +1,301 @@
+"""The progress and the result of a run, read from storage."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from torch import Tensor
+
+from funcpipe.client.follow.functions import unwatched_functions
+from funcpipe.client.follow.result_summary import result_summary
+from funcpipe.client.follow.trained_loss import TrainedLoss
+from funcpipe.core import (
+    DEFAULT_STORES,
+    Bill,
+    CountsByKind,
+    Event,
+    Events,
+    Plan,
+    PlatformSpec,
+    Source,
+    Stores,
+    Trace,
+    ValidationReport,
+    WorkerReport,
+    prices_of,
+    store_bills,
+)
+from funcpipe.core.summary import HasSummary
+from funcpipe.errors import InvalidValue, RunUnknown
+from funcpipe.model.split.module_state import Attributes
+from funcpipe.platforms.base import Storage
+from funcpipe.platforms.function_group import WatchedFunction
+from funcpipe.runstate.checkpoints import Checkpoints
+from funcpipe.runstate.documents import readable_documents
+from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.spending import lasted_s, reported_requests, request_usd, worker_reports
+from funcpipe.runstate.validation_reports import ValidationKeys
+from funcpipe.runstate.validations import BestModel
+from funcpipe.scheduler.clocks import aligned
+from funcpipe.training.losses import LossFunction
+from funcpipe.training.sharding import unshard
+from funcpipe.training.state import StageState, merge_stages
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """The progress of a run: `step` of `steps` has ended, with the mean `loss` over its samples.
+
+    `samples_per_s` is what this client has seen since the first step that it waited for. `cost_usd` is what the run has
+    cost since it was first started: its functions' time, their requests as last reported, and this client's.
+    `elapsed_s` is how long it has taken. Of the steps, `skipped` updated nothing, as their gradients were not finite.
+    `learning_rate` is that of the optimiser's first parameter group in the step; None where it is not known, as of a
+    run that was collected before, or if the last stage trains no parameters. Where the model was validated after the
+    step, that is reported once more, with the `validation`; callbacks get it by `on_validation`.
+    """
+
+    step: int
+    steps: int
+    loss: float
+    samples_per_s: float
+    cost_usd: float
+    elapsed_s: float = 0.0
+    skipped: int = 0
+    learning_rate: float | None = None
+    validation: ValidationReport | None = None
+
+
+OnProgress = Callable[[Progress], None]
+
+
+def ignore_progress(progress: Progress) -> None:
+    """Do nothing when a step has ended."""
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class RunResult(HasSummary):
+    """The result of a run: the mean loss of each step, the trained tensors under the model's names, the bill.
+
+    `attributes` are the Python attributes that forwards of the model change for the next ones, by module and name;
+    `averaged` are the tensors with the average over steps in place of what was averaged, empty without an average.
+    `learned` is all of the last checkpoint, with the state of the optimiser. `skipped_steps` are the numbers, from 0,
+    of steps that updated nothing, as their gradients were not finite. `callback_errors` are the exceptions that
+    callbacks have raised, of each the first. `validations` are in the order of their steps, and `best` the model of the
+    best of them, if that was kept. `loss` is what was trained of the loss. `outputs` are those of a model that
+    predicts, for all samples in their order.
+    `start_s` are the seconds from the invocation of each worker's last function to its first line, where known.
+    """
+
+    run: str
+    losses: tuple[float, ...]
+    tensors: dict[str, Tensor]
+    trace: Trace
+    bill: Bill
+    workers: tuple[WorkerReport, ...]
+    attributes: Attributes = field(default_factory=dict)
+    averaged: dict[str, Tensor] = field(default_factory=dict)
+    learned: StageState | None = field(default=None, repr=False)
+    skipped_steps: tuple[int, ...] = ()
+    callback_errors: tuple[Exception, ...] = ()
+    validations: tuple[ValidationReport, ...] = ()
+    best: Mapping[str, Tensor] | None = None
+    loss: TrainedLoss = field(default_factory=TrainedLoss)
+    outputs: Mapping[str, Tensor] = field(default_factory=dict)
+    start_s: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def best_step(self) -> int | None:
+        """The number of steps after which the validation was the best; None if there was none."""
+        return self.validations[-1].best_step if self.validations else None
+
+    def best_state_dict(self) -> dict[str, Tensor]:
+        """The parameters and buffers of the model with the best validation. Raises RunUnknown if it was not kept."""
+        if self.best is None:
+            raise RunUnknown(
+                f"run {self.run} has kept no best model; train with validation=Validation(data=…, keep_best=True)"
+            )
+        return {**self.tensors, **self.best}
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The trained model's parameters and buffers, for its `load_state_dict`."""
+        return dict(self.tensors)
+
+    def loss_state_dict(self) -> dict[str, Tensor]:
+        """The trained loss's parameters and buffers, for its `load_state_dict`; of a function, its parameters by path.
+
+        Those of a loss that holds nothing that is trained are left out.
+        """
+        return dict(self.loss.tensors)
+
+    def with_all_of(self, tensors: Mapping[str, Tensor], loss: LossFunction) -> "RunResult":
+        """This result with all `tensors` of the trained model, and all of `loss`, those too that no function holds."""
+        averaged = {name: self.averaged.get(name, tensor) for name, tensor in tensors.items()}
+        averaged = averaged if self.averaged else {}
+        return replace(self, tensors=dict(tensors), averaged=averaged, loss=self.loss.with_all_of(loss))
+
+    def averaged_state_dict(self) -> dict[str, Tensor]:
+        """The averaged parameters, with what is not averaged as it was last. Raises InvalidValue without an average."""
+        if not self.averaged:
+            raise InvalidValue("average", None, "must be given to FuncPipe, such as average=EMA(decay=0.999)")
+        return dict(self.averaged)
+
+    summary = result_summary
+
+
+def collect(
+    storage: Storage,
+    keys: Keys,
+    plan: Plan,
+    prices: PlatformSpec,
+    *,
+    steps: int,
+    losses: tuple[float, ...],
+    skipped_steps: tuple[int, ...] = (),
+    watched: Sequence[WatchedFunction] = (),
+    trained: StageState | None = None,
+    earlier_usd: float,
+    validations: tuple[ValidationReport, ...] = (),
+    outputs: Mapping[str, Tensor] | None = None,
+) -> RunResult:
+    """The result of a run whose workers have all done `steps` steps; before it was resumed, it had cost `earlier_usd`.
+
+    The bill counts all functions of the run, those too that this client has not `watched`, but not this client's own
+    requests, which are not over yet (`Bill.with_client`). What was learned is read from storage unless it is `trained`,
+    and so is the best model of its `validations`.
+    """
+    reports = worker_reports(storage, keys)
+    functions = [*watched, *unwatched_functions(storage, keys, watched)]
+    trained = trained or load_trained(storage, keys, len(plan.stages), steps)
+    best = best_state(storage, keys, len(plan.stages), validations)
+    return RunResult(
+        run=keys.run,
+        losses=losses,
+        tensors=trained.state_dict(),
+        trace=load_trace(storage, keys, plan, prices),
+        bill=bill(
+            functions,
+            reports,
+            reported_requests(storage, keys, reports),
+            prices,
+            stores=plan.stores,
+            lasted_s=lasted_s(storage, keys) if prices.stores_usd_h(plan.stores) else 0.0,
+            earlier_usd=earlier_usd,
+        ),
+        workers=reports,
+        attributes=trained.attributes(),
+        averaged=trained.averaged_state_dict(),
+        learned=trained,
+        skipped_steps=skipped_steps,
+        validations=validations,
+        best=None if best is None else best.state_dict(),
+        loss=TrainedLoss.of(trained, best),
+        outputs=outputs or {},
+        start_s=_starts_s(functions, reports),
+    )
+
+
+def _starts_s(functions: Sequence[WatchedFunction], reports: Sequence[WorkerReport]) -> dict[str, float]:
+    """Seconds from the invocation of each worker's last function to its first line, by the clocks of both."""
+    invoked_s: dict[tuple[str, int], float] = {}
+    for function in functions:
+        started = function.started
+        attempt = started.worker, started.attempt
+        invoked_s[attempt] = max(started.started_at_s, invoked_s.get(attempt, 0.0))
+    return {
+        report.worker: max(report.started_at_s - began_s, 0.0)
+        for report in sorted(reports, key=lambda report: report.attempt)
+        if (began_s := invoked_s.get((report.worker, report.attempt), 0.0))
+    }
+
+
+def bill(
+    functions: Sequence[WatchedFunction],
+    reports: Sequence[WorkerReport],
+    requests: CountsByKind,
+    prices: PlatformSpec,
+    *,
+    stores: Stores = DEFAULT_STORES,
+    lasted_s: float = 0.0,
+    earlier_usd: float,
+) -> Bill:
+    """The bill of functions that have all ended, and of their `requests` to `stores`.
+
+    A store that costs by the hour is paid for `lasted_s`.
+
+    A function that has left a report says itself how long it ran. Of several functions that were started as one
+    attempt, the report is the last one's. One that reported counts though it is not among the functions: its
+    starter died before that was recorded.
+    """
+    alive_s = {(report.worker, report.attempt): report.alive_s for report in reports}
+    in_order = sorted(functions, key=lambda function: function.started.started_at_s)
+    last = {(function.started.worker, function.started.attempt): function for function in in_order}
+
+    def seconds_of(function: WatchedFunction) -> float:
+        attempt = function.started.worker, function.started.attempt
+        return (alive_s.get(attempt) if last[attempt] is function else None) or function.seconds()
+
+    lifetimes = [(seconds_of(function), function.started.usd_s) for function in functions]
+    lifetimes += [(one.alive_s, one.usd_s) for one in reports if (one.worker, one.attempt) not in last]
+    return Bill(
+        platform=prices.name,
+        prices_note=prices.prices_note(stores),
+        functions=len(lifetimes),
+        function_seconds=sum(seconds for seconds, _ in lifetimes),
+        puts=requests.total.puts,
+        lists=requests.total.lists,
+        gets=requests.total.gets,
+        compute_usd=sum(seconds * usd_s for seconds, usd_s in lifetimes),
+        request_usd=request_usd(requests, prices, stores, functions=len(lifetimes)),
+        earlier_usd=earlier_usd,
+        hours_usd=prices.stores_usd_h(stores) / 3600 * lasted_s,
+        lasted_s=lasted_s,
+        stores=store_bills(requests, prices, stores, lasted_s=lasted_s),
+    )
+
+
+NOTHING_LEARNED = StageState(tensors={}, aliases={}, transient=frozenset(), settings={})
+"""The state of a run that has only evaluated."""
+
+
+def best_state(
+    storage: Storage, keys: Keys, stages: int, validations: tuple[ValidationReport, ...]
+) -> StageState | None:
+    """The best model of a run that was validated, if all of its stages are kept."""
+    step, model = validations[-1].best_step if validations else None, BestModel(storage, ValidationKeys.of(keys))
+    if step is None:
+        return None
+    states = [model.load(stage, step) for stage in range(stages)]
+    found = [state for state in states if state is not None]
+    return merge_stages(found) if len(found) == stages else None
+
+
+def load_trained(storage: Storage, keys: Keys, stages: int, steps: int) -> StageState:
+    """The state of the whole model after `steps` steps. Raises RunUnknown if it was not saved."""
+    checkpoints = Checkpoints(storage, keys)
+    listing = checkpoints.index()
+    names = [listing.manifests(stage, steps) for stage in range(stages)]
+    if not all(names):
+        raise RunUnknown(f"run {keys.run} has left no checkpoint after its last step, {steps}")
+    return merge_stages([unshard(checkpoints.load_combined(stage, own)) for stage, own in enumerate(names)])
+
+
+def load_trace(storage: Storage, keys: Keys, plan: Plan, prices: PlatformSpec) -> Trace:
+    """The events of the last steps, by one clock that begins at second 0; of a step that was done again, the last."""
+    newest: dict[tuple[int, int, int], tuple[int, list[Event]]] = {}
+    samples: dict[int, int] = {}
+    for document in readable_documents(storage, Events, storage.list(keys.traces)):
+        samples |= document.samples
+        for event in document.events:
+            place = (event.stage, event.replica, event.step)
+            attempt, events = newest.setdefault(place, (event.attempt, []))
+            if event.attempt > attempt:
+                newest[place] = (event.attempt, [event])
+            elif event.attempt == attempt:
+                events.append(event)
+    found = [event for _, events in newest.values() for event in events]
+    return Trace(
+        run=keys.run,
+        source=Source.EXECUTED,
+        events=aligned(found),
+        prices=prices_of(plan, prices),
+        samples=dict(sorted(samples.items())),
+    ).from_zero()

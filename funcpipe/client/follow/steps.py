@@ -1,0 +1,198 @@
+"""Follow a run step by step to its end and collect its result, or collect that of a finished run."""
+
+import functools
+import logging
+import time
+from dataclasses import replace
+
+from funcpipe.client.control.failures import awaited_by
+from funcpipe.client.control.stopping import notice_of, order_end
+from funcpipe.client.follow.polling import StepPolls
+from funcpipe.client.follow.results import NOTHING_LEARNED, OnProgress, Progress, RunResult, collect
+from funcpipe.client.follow.supervisor import POLL_S, Supervisor
+from funcpipe.client.follow.validations import Validations, load_outputs
+from funcpipe.client.prepare.prepared_run import PreparedRun
+from funcpipe.core import OnDrift, RunRecord, StepReport, prices_of, worker_name
+from funcpipe.errors import DeadlineExceeded, ReplicasDiffer
+from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.limits import too_expensive
+from funcpipe.runstate.owner import Owner
+from funcpipe.runstate.replica_marks import last_differences
+from funcpipe.runstate.resume import ResumePoint
+from funcpipe.runstate.step_reports import StepReader
+from funcpipe.runstate.validation_reports import ValidationKeys, load_reports
+
+_log = logging.getLogger(__name__)
+
+
+def follow(
+    prepared: PreparedRun, keys: Keys, supervisor: Supervisor, on_progress: OnProgress, owner: Owner
+) -> RunResult:
+    """Watch the run step by step until all its workers have ended; return its result."""
+    job, known, reader = prepared.job, prepared.running or prepared.resumed, StepReader(prepared.storage, keys)
+    polls, budget = StepPolls(prepared.faults.heartbeat_s), ClientBudget(prepared, keys)
+    due = Validations(prepared, keys, supervisor, owner, polls)
+    losses = list(known.losses) if known is not None else []
+    skipped = list(known.skipped_steps) if known is not None else []
+    validations = list(known.validations) if known is not None else []
+    samples, began_s, progress, ended = 0, None, None, job.steps
+
+    def stops_after(step: int) -> bool:
+        if (report := due.after(step)) is None:
+            return False
+        validations.append(report)
+        if progress is not None:
+            on_progress(replace(progress, validation=report))
+        return report.stop
+
+    for step in range((prepared.running or prepared).first_step, job.steps):
+        if stops_after(step):
+            ended = step
+            break
+        reports, waited = await_step(prepared, reader, supervisor, step, owner, polls)
+        supervisor.step_ended()
+        cost_usd = supervisor.cost_usd() + supervisor.requests_usd()
+        budget.keep(cost_usd, done=step + 1, step_s=polls.step_s)
+        step_samples = sum(report.samples for report in reports)
+        losses.append(sum(report.loss_sum for report in reports) / step_samples)
+        skipped += [step] if any(report.skipped for report in reports) else []
+        if began_s is not None:
+            samples += step_samples
+        elif waited:  # the first step that this client saw end: from here on it knows how fast the run is
+            began_s = time.monotonic()
+        progress = Progress(
+            step=step + 1,
+            steps=job.steps,
+            loss=losses[-1],
+            samples_per_s=0.0 if began_s is None else samples / max(time.monotonic() - began_s, POLL_S),
+            cost_usd=cost_usd,
+            elapsed_s=supervisor.elapsed_s(),
+            skipped=len(skipped),
+            learning_rate=reports[0].learning_rate,
+        )
+        on_progress(progress)
+    else:
+        stops_after(job.steps)
+    supervisor.wait(job.message_deadline_s)
+    _compare_replicas(prepared, keys, ended)
+    return collect(
+        prepared.storage,
+        keys,
+        job.plan,
+        job.prices,
+        steps=ended,
+        losses=tuple(losses),
+        skipped_steps=tuple(skipped),
+        watched=supervisor.functions(),
+        earlier_usd=(prepared.running or prepared.account).spent_usd,
+        validations=tuple(validations),
+        trained=None if job.epochs else NOTHING_LEARNED,
+        outputs=load_outputs(prepared.storage, keys, job),
+    )
+
+
+class ClientBudget:
+    """The limit of a run's cost, with this client's requests and downloads, before which it orders the run to end.
+
+    Functions do so by themselves, but do not count the client's requests.
+    """
+
+    def __init__(self, prepared: PreparedRun, keys: Keys) -> None:
+        self._storage, self._keys = prepared.storage, keys
+        self._max_usd = prepared.limits.max_usd
+        self._heartbeat_s = prepared.faults.heartbeat_s
+        self._steps = prepared.job.steps
+        plan = prepared.job.plan
+        self._usd_s = sum(prices_of(plan, prepared.job.prices).function_usd_s) * plan.replicas
+        self._usd_s += prepared.job.prices.stores_usd_h(plan.stores) / 3600
+        self._collect_usd = prepared.job.prices.traffic_usd(prepared.collected_bytes)
+        self._ordered = False
+
+    def keep(self, cost_usd: float, *, done: int, step_s: float) -> None:
+        """Give the order if the run, which has cost `cost_usd` for `done` steps, would exceed the limit before it ends.
+
+        A step takes `step_s`.
+        """
+        notice = notice_of(self._heartbeat_s, step_s)
+        if self._max_usd is None or self._ordered or done + notice >= self._steps:
+            return
+        if cost_usd + self._collect_usd + notice * step_s * self._usd_s > self._max_usd:
+            self._ordered = True
+            order_end(self._storage, self._keys, done=done, notice=notice, reason=too_expensive(self._max_usd))
+
+
+def collect_finished(prepared: PreparedRun, record: RunRecord, end: ResumePoint, on_progress: OnProgress) -> RunResult:
+    """The result of a run whose functions have done all its steps and ended. `end` is what they had learned by then."""
+    keys, account = Keys.of(record), prepared.account
+    reports = load_reports(prepared.storage, ValidationKeys.of(record))
+    validations = (*record.validations, *(report for report in reports if report.step <= end.step))
+    validated = {report.step: report for report in reports}
+    for step in range(record.first_step, end.step):
+        progress = Progress(
+            step=step + 1,
+            steps=record.steps,
+            loss=end.losses[step - record.began_step],
+            samples_per_s=0.0,
+            cost_usd=account.spent_usd + account.requests_usd,
+            elapsed_s=account.elapsed_s,
+            skipped=sum(number <= step for number in end.skipped_steps),
+            learning_rate=end.learning_rates.get(step),
+        )
+        on_progress(progress)
+        if progress.step in validated:
+            on_progress(replace(progress, validation=validated[progress.step]))
+    _compare_replicas(prepared, keys, end.step)
+    return collect(
+        prepared.storage,
+        keys,
+        prepared.job.plan,
+        prepared.job.prices,
+        steps=record.steps,
+        losses=end.losses,
+        skipped_steps=end.skipped_steps,
+        trained=end.state if prepared.job.epochs else NOTHING_LEARNED,
+        outputs=load_outputs(prepared.storage, keys, prepared.job),
+        earlier_usd=record.spent_usd,
+        validations=validations,
+    )
+
+
+def _compare_replicas(prepared: PreparedRun, keys: Keys, steps: int) -> None:
+    """Warn of replicas that differ at the end from the first one of their stage, which is the result."""
+    if not steps:
+        return
+    plan = prepared.job.plan
+    differences = last_differences(prepared.storage, keys, stages=len(plan.stages), replicas=plan.replicas, steps=steps)
+    for found in differences:
+        _log.warning("run %s: %s; the result is the first replica's", keys.run, found)
+    if differences and prepared.faults.on_drift is OnDrift.FAIL:
+        raise ReplicasDiffer(f"run {keys.run}: {differences[0]}; --on-drift copy would have warned, and gone on")
+
+
+def await_step(
+    prepared: PreparedRun, reader: StepReader, supervisor: Supervisor, step: int, owner: Owner, polls: StepPolls
+) -> tuple[list[StepReport], bool]:
+    """The reports of `step` by the replicas of the last stage, and True if this client had to wait for them.
+
+    Functions are supervised meanwhile. They know best which message has not come in time, and first have to start:
+    this client gives up only some time after them.
+    """
+    job, keys, reports, waited = prepared.job, reader.keys, [], False
+    deadline_s = job.message_deadline_s + prepared.faults.cold_start_s + prepared.faults.start_s
+    for replica in range(job.plan.replicas):
+        worker = worker_name(len(job.plan.stages) - 1, replica)
+        until_s = polls.now_s() + deadline_s
+
+        def supervise(worker: str = worker, until_s: float = until_s) -> None:
+            owner.check()
+            supervisor.poll()
+            if polls.now_s() > until_s:
+                awaited = awaited_by(prepared.storage, keys, worker)
+                why = f"; it waits for others: {awaited}" if awaited else ""
+                raise DeadlineExceeded(f"run {keys.run}: {worker} has not ended step {step} in {deadline_s:g} s{why}")
+
+        report, late = polls.until(functools.partial(reader.find, step, worker), supervise)
+        reports.append(report)
+        waited = waited or late
+    polls.step_ended(waited=waited)
+    return reports, waited

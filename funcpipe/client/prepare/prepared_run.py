@@ -1,0 +1,290 @@
+"""All checks of a run are made here, once: before an object is written, a function starts or a module is changed."""
+
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+from funcpipe.client.prepare.client_costs import collected_bytes
+from funcpipe.client.prepare.cost_limits import check_limits
+from funcpipe.client.prepare.earlier_run import (
+    EarlierRun,
+    as_begun,
+    as_uploaded,
+    earlier_account,
+    earlier_run,
+    take_over_for,
+)
+from funcpipe.client.prepare.job import Job, Learner, SampleOrder, make_job
+from funcpipe.client.prepare.job_estimate import estimate_job, within
+from funcpipe.client.prepare.job_shape import shape_left
+from funcpipe.client.prepare.learned import Learned
+from funcpipe.client.prepare.plan_stores import check_stores
+from funcpipe.client.prepare.precheck import check_sizes, precheck
+from funcpipe.client.prepare.prices import prices_at
+from funcpipe.client.prepare.session import Session
+from funcpipe.client.prepare.stages import PreparedStage, RunData, make_stages
+from funcpipe.core import (
+    FaultTolerance,
+    JobEstimate,
+    Plan,
+    PlatformSpec,
+    RunAccount,
+    RunLimits,
+    RunRecord,
+    RunSettings,
+    Validation,
+    ValidationReport,
+)
+from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS
+from funcpipe.errors import InvalidValue
+from funcpipe.platforms.base import OpenPlatform, Platform, Storage
+from funcpipe.platforms.catalog import open_platform
+from funcpipe.platforms.request_meter import RequestMeter
+from funcpipe.runstate.resume import ResumePoint
+from funcpipe.training.averaging import SWA, check_decays
+from funcpipe.training.data_source import Data
+from funcpipe.training.recipe_trial import check_recipe
+from funcpipe.training.state import StageState, select_for_stage
+
+_log = logging.getLogger(__name__)
+
+Confirm = Callable[[JobEstimate | None], None]
+"""A callback that gets the job's estimate before functions start; what it raises ends `train` or `start`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedRun:
+    """A run that can begin: all checks are made.
+
+    `account` is what it has cost and taken so far. It goes on from `resumed`, if that is given. `running` is the record
+    of a run that functions on `platform` are still training, or have trained to its end if `resumed` is given too: it
+    is to be watched or collected, and nothing is to be started. A new run begins with what was `learned` before, if
+    that is given. With `keeps_model` the model stays in the storage when the run has finished; where that is a
+    deployment's, all that is kept `expires`. `meter` counts what this client asks of the storage. `estimate` is what
+    the steps that are left are expected to take; None if the plan has none. At the end the client reads
+    `collected_bytes`.
+    """
+
+    job: Job
+    name: str
+    platform: Platform
+    storage: Storage
+    storage_url: str
+    stages: tuple[PreparedStage, ...]
+    data: RunData
+    faults: FaultTolerance
+    limits: RunLimits
+    account: RunAccount
+    resumed: ResumePoint | None = None
+    running: RunRecord | None = None
+    learned: Learned | None = None
+    keeps_model: bool = False
+    expires: bool = False
+    reopen: OpenPlatform = open_platform
+    meter: RequestMeter = field(default_factory=RequestMeter)
+    estimate: JobEstimate | None = None
+    collected_bytes: float = 0.0
+
+    @property
+    def has_finished(self) -> bool:
+        """True if all steps are done, so that the result is only to be collected."""
+        return self.running is not None and self.resumed is not None
+
+    @property
+    def first_step(self) -> int:
+        """The step that functions begin with that are to be started."""
+        return self.began_step if self.resumed is None else self.resumed.step
+
+    @property
+    def began_step(self) -> int:
+        """The step that the run has begun with, or begins with now."""
+        if self.resumed is not None:
+            return self.resumed.began_step
+        return 0 if self.learned is None else self.learned.epochs * self.job.batches.steps_per_epoch
+
+    def epochs_after(self, steps: int) -> int:
+        """The number of epochs that the run has begun once it has done `steps` steps; it may have ended early."""
+        began_step = self.began_step if self.running is None else self.running.began_step
+        return math.ceil((began_step + steps) / self.job.batches.steps_per_epoch)
+
+    def ask(self, confirm: Confirm | None) -> None:
+        """Ask `confirm` before functions are started, if any are, with the estimate."""
+        if confirm is not None and self.running is None:
+            confirm(self.estimate)
+
+    def state_of(self, stage: int) -> StageState | None:
+        """The state of the stage of that number when the run was saved, if it was, or before it."""
+        if self.resumed is None and self.learned is not None:
+            return self.learned.state_of(self.stages[stage].module)
+        if self.resumed is None or self.resumed.state is None:
+            return None
+        return select_for_stage(self.resumed.state, self.stages[stage].module)
+
+    @property
+    def validations(self) -> tuple[ValidationReport, ...]:
+        """The reports of validations of earlier generations."""
+        return () if self.resumed is None else self.resumed.validations
+
+    def best_of(self, stage: int) -> tuple[int, StageState] | None:
+        """The step of the best of these, and the stage of that number as it was then, if that is kept."""
+        if self.resumed is None or self.resumed.best is None:
+            return None
+        step = self.validations[-1].best_step
+        assert step is not None, "what is kept was the best"
+        return step, select_for_stage(self.resumed.best, self.stages[stage].module)
+
+
+def prepare_training(
+    learner: Learner,
+    dataset: Data,
+    plan: Plan,
+    order: SampleOrder,
+    session: Session,
+    validation: Validation | Data | None = None,
+    *,
+    faults: FaultTolerance,
+    limits: RunLimits,
+    settings: RunSettings,
+    spec: PlatformSpec | None = None,
+) -> PreparedRun:
+    """Make the job of training `learner` by `plan`, and prepare it; raises ModelError and what `prepare` raises.
+
+    Its prices are those of `spec`, by default of the plan's platform, in the region where it runs, unless `settings`
+    have others.
+    """
+    if precheck(session, plan, settings, spec) is None:
+        session.expect()
+    job = make_job(learner, dataset, plan, order, settings, validation, spec=spec)
+    validated = validation is not None or order.steps is not None  # a few steps that are compared need none
+    return prepare(
+        job,
+        session,
+        faults=faults,
+        limits=limits,
+        settings=settings,
+        has_validation=validated,
+        learned=learner.learned,
+    )
+
+
+def prepare(
+    job: Job,
+    session: Session,
+    *,
+    faults: FaultTolerance = DEFAULT_FAULTS,
+    limits: RunLimits = NO_LIMITS,
+    settings: RunSettings = DEFAULT_SETTINGS,
+    has_validation: bool = False,
+    learned: Learned | None = None,
+) -> PreparedRun:
+    """Check all that can be checked before `job` runs in `session`; `has_validation` says whether it is validated.
+
+    A new run begins with what was `learned` before.
+
+    Raises PlanError, DataError, ModelError or PlatformRefused for a job that cannot run, RunUnknown for a run that
+    cannot be resumed, InvalidValue for a name that is taken, RunTaken for a run that another client owns, and
+    StorageError where the storage cannot be reached.
+    """
+    has_validation = has_validation or job.evaluation is not None
+    done, state = (0, None) if learned is None else (learned.epochs * job.batches.steps_per_epoch, learned.state)
+    _check_learning(job, has_validation=has_validation, done=done, state=state)
+    data = RunData.of(job)
+    stages = make_stages(job, data)
+    check_sizes(job.plan, session.like)
+    check_stores(job.plan, session.storage_url, job.prices)
+    record = take_over_for(job, session, settings)
+    if record is not None and (begun := as_begun(job, record)) is not job:
+        job, stages = begun, make_stages(begun, data)
+    before, account = EarlierRun(), RunAccount()
+    if record is not None:
+        before = earlier_run(job, session, record, stages, from_start=settings.from_start)
+        if before.platform is None and settings.from_start:
+            stages = as_uploaded(session.storage, record, stages)
+        if before.resumed is not None:
+            done, state = before.resumed.step, before.resumed.state
+            _check_learning(job, has_validation=has_validation, done=done, state=state)
+    elif learned is not None:
+        learned.check(stage.module for stage in stages)
+    platform = before.platform or session.functions()
+    job = replace(job, prices=prices_at(platform.url, job.prices, given=settings.prices is not None))
+    if record is not None:
+        account = earlier_account(job, session.storage, record, before)
+    if before.platform is None:
+        platform.check(job.plan, run_s=job.expected_s(done))
+    if before.platform is None or before.resumed is None:
+        faults = within(platform.spec, faults)
+    estimate = _estimate(job, stages, platform.spec, faults, before, account, learned if record is None else None)
+    if before.platform is None and estimate is not None:
+        check_limits(estimate, limits, elapsed_s=account.elapsed_s)
+    return PreparedRun(
+        job=job,
+        name=settings.resume or settings.name or new_run_name(),
+        platform=platform,
+        storage=session.storage,
+        storage_url=session.storage_url,
+        stages=stages,
+        data=data,
+        faults=replace(faults, keep=faults.keep or session.lasts),
+        limits=limits,
+        account=account,
+        resumed=before.resumed,
+        running=record if before.platform is not None else None,
+        learned=learned if record is None else None,
+        keeps_model=session.lasts and settings.keep_model,
+        expires=session.expires,
+        reopen=session.reopen,
+        meter=session.meter,
+        estimate=estimate,
+        collected_bytes=collected_bytes(job, stages),
+    )
+
+
+def _estimate(
+    job: Job,
+    stages: tuple[PreparedStage, ...],
+    functions: PlatformSpec,
+    faults: FaultTolerance,
+    before: EarlierRun,
+    account: RunAccount,
+    learned: Learned | None,
+) -> JobEstimate | None:
+    """The estimate of the steps that are left, with all that the run has cost; None if the plan has none."""
+    if job.plan.estimate is None or len(job.plan.estimate.stages) != len(job.plan.stages):
+        return None
+    done, earlier_usd = _done(job, before.resumed, learned), account.spent_usd + account.requests_usd
+    shape = shape_left(job, stages, done=done, earlier_usd=earlier_usd)
+    return estimate_job(job.plan, shape, prices=job.prices, faults=faults, functions=functions)
+
+
+def _done(job: Job, resumed: ResumePoint | None, learned: Learned | None) -> int:
+    if resumed is not None:
+        return resumed.step
+    return 0 if learned is None else learned.epochs * job.batches.steps_per_epoch
+
+
+def new_run_name() -> str:
+    """A name that no other run has."""
+    return f"run-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
+
+
+def _check_learning(job: Job, *, has_validation: bool, done: int, state: StageState | None) -> None:
+    """Raise InputError unless optimiser and schedule work, from `state` on, for what is left after `done` steps."""
+    if not job.epochs:
+        return
+    check_recipe(
+        job.recipe,
+        job.trainable,
+        steps=job.steps - done,
+        epochs=job.epochs - done // job.batches.steps_per_epoch,
+        has_validation=has_validation,
+        resumed=state,
+    )
+    check_decays(job.recipe.teachers, done, job.steps)
+    average = job.recipe.average
+    if average is not None and not job.plan.averaged:
+        _log.warning("the plan leaves no room for the average of the parameters; plan with averaged (--averaged)")
+    if isinstance(average, SWA) and average.start_step > job.steps:
+        raise InvalidValue("start_step", average.start_step, f"must be at most {job.steps}, the steps of the run")
