@@ -15,14 +15,13 @@ from experiments import demo_screen
 from experiments.cuts import even_cuts
 from experiments.demo_clouds import estimates
 from funcpipe import FuncPipe, RunResult
-from funcpipe.cli import render
-from funcpipe.cli.render.terminal import Terminal
+from funcpipe import show as render
+from funcpipe.analysis.compare import Report, account, compare
 from funcpipe.core import FinishedRun, ModelProfile, Pins, Plan, Resource, Trace, write, write_trace
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.report.compare import Report, compare
-from funcpipe.report.html.material import Material
-from funcpipe.report.html.page import write_page
-from funcpipe.report.time_use import account
+from funcpipe.show.material import Material
+from funcpipe.show.page import write_page
+from funcpipe.show.terminal import Terminal
 
 SETTINGS = {
     "digits": {"micro_batch": 16, "global_batch": 128, "epochs": 6},

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from funcpipe.analysis.compare import Report, StageUse
 from funcpipe.core import JobEstimate, Plan, Resource, Use
 from funcpipe.core.texts import counted, time_text, usd_text
 from funcpipe.core.trace import IN_STEPS
 from funcpipe.examples import spirals
-from funcpipe.report.compare import Report
-from funcpipe.report.time_use import StageUse
 from funcpipe.training.verify import Verification, Yardstick
 
 WIDTH, HEIGHT = 80, 40

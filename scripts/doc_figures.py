@@ -9,12 +9,12 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
+from funcpipe.analysis.predict import predict
 from funcpipe.core import Estimate, ModelProfile, TrainingSpec, read
 from funcpipe.partitioner.alternatives import pareto_front, plot_front
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.report.gantt import draw_one
-from funcpipe.report.predict import predict
+from funcpipe.show.timeline import draw_one
 
 ROOT = Path(__file__).parents[1]
 PROFILES = ROOT / "experiments" / "profiles"

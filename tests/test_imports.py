@@ -31,14 +31,14 @@ ROOMS = {
     },
     "platforms": {"core", "errors", "platforms.base", "worker"},
     "examples": set[str](),
-    "report": {"core", "errors", "comm.collectives", "scheduler", "partitioner"},
+    "analysis": {"core", "errors", "comm.collectives", "scheduler", "partitioner"},
 }
 """What each room may import besides itself; those above may import whatever is named here."""
 
 NEIGHBOURS = ("neighbours", "neighbours.provisioning", "neighbours.parameter_server", "neighbours.history")
 """Beside the engine, which none of its rooms may import, from below to the top."""
 
-ABOVE = ("client", *NEIGHBOURS, "testing", "loggers", "api", "cli", "__init__", "__main__")
+ABOVE = ("client", *NEIGHBOURS, "testing", "loggers", "api", "show", "cli", "__init__", "__main__")
 """From below to the top: each may import all rooms, and those of `ABOVE` that come before it."""
 
 BASE = (
@@ -54,8 +54,8 @@ BASE = (
 """The modules of `platforms` that rooms below it lean on: the Protocols, and what is made of nothing else."""
 
 WITH_TORCH = {
-    *("api", "cli", "client", "comm", "examples", "loggers", "model", "profiler", "runstate", "testing", "training"),
-    *("neighbours.parameter_server", "worker"),
+    *("api", "cli", "client", "comm", "examples", "loggers", "model", "profiler", "runstate", "show"),
+    *("testing", "training", "neighbours.parameter_server", "worker"),
 }
 """Rooms that may import torch when they are loaded (the command line only inside a verb)."""
 
@@ -131,7 +131,7 @@ def may_use(module: str, room: str, top: str) -> bool:
         "botocore": module.startswith("platforms.aws."),
         "redis": module.startswith("platforms.redis."),
         "ray": module == "platforms.ray.library",
-        "rich": room in ("cli", "loggers"),
+        "rich": room in ("cli", "loggers", "show"),
     }
     if top.startswith(("alibabacloud", "oss2", "Tea", "darabonba")) and not module.startswith("platforms.aliyun."):
         return False
@@ -206,7 +206,7 @@ def test_planning_loads_neither_torch_nor_a_solver() -> None:
         "import funcpipe.cli; funcpipe.cli.build_parser()",
         "import funcpipe.partitioner.search.exact",
         "import funcpipe.partitioner.optimize",
-        "import funcpipe.report.predict",
+        "import funcpipe.analysis.predict",
         "import funcpipe.neighbours.provisioning.workload, funcpipe.neighbours.provisioning.fit_loss",
         "import funcpipe.neighbours.provisioning.spotdnn_search",
         "import funcpipe.neighbours.history.journal, funcpipe.neighbours.history.learned",
@@ -221,8 +221,8 @@ def test_a_function_loads_no_client_no_search_no_solver_and_no_cloud() -> None:
     )
     for statement, loaded in loaded_by(*(f"import funcpipe.{module}" for module in modules)).items():
         assert not loaded & ((HEAVY - {"torch"}) | {"rich", "networkx"}), statement
-        forbidden = ("funcpipe.client", "funcpipe.partitioner", "funcpipe.report", "funcpipe.api", "funcpipe.cli")
-        assert not {name for name in loaded if name.startswith(forbidden)}, statement
+        forbidden = ("client", "partitioner", "analysis", "show", "api", "cli")
+        assert not {name for name in loaded if name.startswith(tuple(f"funcpipe.{room}" for room in forbidden))}
 
 
 def test_the_root_links_lead_to_the_package_and_hide_nobody_s_comm() -> None:

@@ -16,11 +16,11 @@ from experiments.paper import parameter_server, trained
 from experiments.paper.common import LOCAL, How, Result, Row, Script, Settings, new_figure, percent, run
 from experiments.paper.planning import BASELINES, OURS, PAPER, best_on, dollars, estimate_of, seconds, shape
 from funcpipe import FuncPipe
-from funcpipe.client.prepare.site import Site, open_site
+from funcpipe.analysis.compare import compare, typical_step
+from funcpipe.client.site import Site, open_site
 from funcpipe.core import FunctionSize, ModelProfile, Plan, PlatformSpec, Resource, RunLimits, Trace
 from funcpipe.partitioner.baselines import Server
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.report.compare import compare, typical_step
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 from experiments.paper.common import How, Result, Row, Script, Settings, new_figure, percent, run
 from experiments.paper.executed import executed_rows
 from experiments.paper.planning import OURS, PAPER, Case, best, profile_of, seconds, shape, simulated_on
+from funcpipe.analysis.predict import forecast
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.report.predict import forecast
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -11,8 +11,8 @@ import torch
 from experiments.cuts import even_cuts
 from experiments.models import digits
 from funcpipe import FuncPipe
+from funcpipe.analysis.compare import compare
 from funcpipe.core import ModelProfile, Pins, Plan
-from funcpipe.report.compare import compare
 
 MICRO_BATCH, GLOBAL_BATCH, EPOCHS = 8, 64, 3
 

@@ -12,11 +12,10 @@ import pytest
 
 from experiments import demo_screen
 from experiments.demo_clouds import CLOUDS, estimates, scaled
+from funcpipe.analysis.compare import LaneReport, LaneUse, Report, StageUse
 from funcpipe.cli import main
 from funcpipe.core import LayerProfile, ModelProfile, Plan, Resource, ScheduleKind, Stage, Sync, Use, Wire
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.report.compare import LaneReport, LaneUse, Report
-from funcpipe.report.time_use import StageUse
 from funcpipe.training.verify import TensorDifference, Verification, Yardstick
 
 USE = LaneUse(busy_s=0.15, wait_s=0.0, idle_s=0.1, usd=None, idle_usd=None)

@@ -170,9 +170,9 @@ class Planning:
         or names by kind, {"messages": "express"}; `train` then takes a URL for each. With `simulated_plans`, so many of
         the best plans are simulated, and the best of them is taken. Raises Infeasible if no plan fits.
         """
-        from funcpipe.client.prepare.one_stage import search
+        from funcpipe.analysis.improve import best_simulated
+        from funcpipe.client.one_stage import search
         from funcpipe.partitioner.optimize import optimize
-        from funcpipe.report.best_simulated import best_simulated
 
         training = TrainingSpec(
             global_batch=global_batch,
@@ -231,7 +231,7 @@ class Planning:
     @arguments.strict
     def simulate(self, plan: Plan | None = None, *, disturbances: Disturbances = UNDISTURBED) -> Trace:
         """One iteration of the plan on a virtual clock, with `disturbances` such as noise, stragglers and failures."""
-        from funcpipe.report.predict import predict
+        from funcpipe.analysis.predict import predict
 
         clipped = self._recipe.exchanges_norms
         return predict(self._planned(plan), *self._profiled(None, None), disturbances=disturbances, clipped=clipped)

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-from funcpipe.cli import render
+from funcpipe import show as render
 from funcpipe.cli.deploy_arguments import SKY
 from funcpipe.cli.files import write_file
 from funcpipe.cli.log_lines import is_wanted, run_lines

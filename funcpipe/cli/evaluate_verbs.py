@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from funcpipe.cli import render
+from funcpipe import show as render
 from funcpipe.cli.factories import check_names, load_data, load_factory, make_model
 from funcpipe.cli.files import write_file
 from funcpipe.cli.model_files import SAFETENSORS

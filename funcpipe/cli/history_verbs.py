@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from funcpipe.cli import render
+from funcpipe import show as render
 from funcpipe.cli.files import write_file
 from funcpipe.core import Plan
 from funcpipe.core.json_form import OBSERVED, to_plain

@@ -9,7 +9,8 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from funcpipe.cli import plan_values, render
+from funcpipe import show as render
+from funcpipe.cli import plan_values
 from funcpipe.cli.factories import check_names, load_data, make_model, make_sample
 from funcpipe.cli.files import write_file
 from funcpipe.cli.history_verbs import observed_here, with_observed
@@ -97,7 +98,7 @@ def optimize(options: argparse.Namespace) -> None:
         _pareto(options, measured, spec, training)
     else:
         if options.simulate:
-            from funcpipe.report.best_simulated import best_simulated
+            from funcpipe.analysis.improve import best_simulated
 
             limits = {"pins": plan_values.pins(options), "time_limit_s": options.time_limit}
             plan = best_simulated(measured, spec, training, options.simulate, **limits)
@@ -105,8 +106,8 @@ def optimize(options: argparse.Namespace) -> None:
             plan = find(measured, spec, training)
         write_file(partial(write, plan), options.output)
         if options.report:
-            from funcpipe.report.html.material import Material
-            from funcpipe.report.html.page import write_page
+            from funcpipe.show.material import Material
+            from funcpipe.show.page import write_page
 
             write_file(partial(write_page, Material(plan=plan, profile=measured, spec=spec)), options.report)
         (observed,) = observed_here([plan])
@@ -164,7 +165,7 @@ def explain(options: argparse.Namespace) -> None:
 
 def simulate(options: argparse.Namespace) -> None:
     """Run one iteration of a plan on a virtual clock."""
-    from funcpipe.report.predict import predict
+    from funcpipe.analysis.predict import predict
 
     plan = read(Plan, options.plan)
     source = plan_values.made_from(options, plan)

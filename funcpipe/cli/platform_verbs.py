@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
-from funcpipe.cli import render
+from funcpipe import show as render
 from funcpipe.cli.files import write_file
 from funcpipe.core import PlatformSpec, to_text, write
 from funcpipe.errors import InputError

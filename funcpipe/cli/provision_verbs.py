@@ -7,7 +7,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from funcpipe.cli import plan_values, render
+from funcpipe import show as render
+from funcpipe.cli import plan_values
 from funcpipe.cli.files import write_file
 from funcpipe.cli.history_verbs import observed_here, with_observed
 from funcpipe.cli.numbers import positive

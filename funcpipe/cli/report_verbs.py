@@ -5,14 +5,14 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from funcpipe.cli import render
+from funcpipe import show as render
 from funcpipe.cli.files import write_file
 from funcpipe.core import Source, read_trace, to_text, write_side_by_side
 from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import load_spec, open_storage
 
 if TYPE_CHECKING:
-    from funcpipe.report.html.material import Material
+    from funcpipe.show.material import Material
 
 
 def report(options: argparse.Namespace) -> None:
@@ -20,7 +20,7 @@ def report(options: argparse.Namespace) -> None:
     if options.output is None:
         _in_text(options)
         return
-    from funcpipe.report.html.page import write_page
+    from funcpipe.show.page import write_page
 
     if options.figure or options.perfetto:
         raise InputError("--figure and --perfetto belong to the comparison in text: leave them out, or leave out -o")
@@ -34,7 +34,7 @@ def report(options: argparse.Namespace) -> None:
 
 def compare(options: argparse.Namespace) -> None:
     """Show plans or traces side by side."""
-    from funcpipe.report.side_by_side import side_by_side
+    from funcpipe.show.side_by_side import side_by_side
 
     found = side_by_side(options.files)
     render.show(options.json, render.as_json(found.plain()), partial(render.beside, found))
@@ -42,13 +42,13 @@ def compare(options: argparse.Namespace) -> None:
 
 def _material(options: argparse.Namespace) -> "Material":
     """All that the command names, with the platform for which the plan was made."""
-    from funcpipe.report.html.material import Material, merged, read_material
+    from funcpipe.show.material import Material, merged, read_material
 
     paths = [*options.files, *([options.predicted] if options.predicted else [])]
     first, name = Material(), options.spec or options.platform
     named = load_spec(name) if name else None
     if options.storage is not None:
-        from funcpipe.client.follow.kept_run import load_kept
+        from funcpipe.show.material import load_kept
 
         first, paths = load_kept(open_storage(options.storage), paths[0], named), paths[1:]
     material = merged(first, read_material(paths))
@@ -62,9 +62,9 @@ def _material(options: argparse.Namespace) -> "Material":
 
 def _in_text(options: argparse.Namespace) -> None:
     """Compare an observed run with its prediction."""
-    from funcpipe.report.compare import compare as compare_traces
-    from funcpipe.report.compare import typical_step
-    from funcpipe.report.gantt import draw
+    from funcpipe.analysis.compare import compare as compare_traces
+    from funcpipe.analysis.compare import typical_step
+    from funcpipe.show.timeline import draw
 
     if options.predicted is None or len(options.files) != 1 or options.storage is not None:
         raise InputError(

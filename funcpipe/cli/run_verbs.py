@@ -3,7 +3,7 @@
 import argparse
 from functools import partial
 
-from funcpipe.cli import render
+from funcpipe import show as render
 from funcpipe.cli.model_files import check_holds, check_model_file, free_model_file, write_model
 from funcpipe.core import to_text
 from funcpipe.core.process import write_out

@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 from typing import Any
 
-from funcpipe.cli import render
+from funcpipe import show as render
 from funcpipe.cli.factories import check_names, load_data, load_factory, make_model
 from funcpipe.cli.model_files import check_holds, check_model_file, free_model_file, write_somewhere
 from funcpipe.cli.provision_files import chosen_way

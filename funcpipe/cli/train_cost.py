@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from funcpipe.cli import render
+from funcpipe import show as render
 from funcpipe.cli.factories import load_data
 from funcpipe.cli.history_verbs import observed_here, with_observed
 from funcpipe.core import JobEstimate, Plan, Validation, to_text

@@ -4,7 +4,7 @@ import argparse
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from funcpipe.cli import render
+from funcpipe import show as render
 from funcpipe.cli.evaluate_verbs import check_validation, validation_of
 from funcpipe.cli.factories import load_data
 from funcpipe.cli.files import write_file

@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.live import Live
 
-from funcpipe.cli import render
+from funcpipe import show as render
 from funcpipe.cli.keyboard import Left, leaving_with
-from funcpipe.cli.render.terminal import Terminal
-from funcpipe.cli.render.watch import Lines, screen
 from funcpipe.core.json_form import to_plain
 from funcpipe.core.process import write_out
 from funcpipe.core.texts import printable
 from funcpipe.platforms.catalog import open_platform, open_storage
+from funcpipe.show.terminal import Terminal
+from funcpipe.show.watch import Lines, screen
 
 if TYPE_CHECKING:
     from funcpipe.client.control.run_view import RunView

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe import FuncPipe
+from funcpipe.analysis.predict import predict
 from funcpipe.api import evaluating
 from funcpipe.api.evaluating import EvaluationResult
 from funcpipe.client.prepare.session import Session, session_on
@@ -20,7 +21,6 @@ from funcpipe.core import ModelProfile, Plan
 from funcpipe.errors import DataError, PlanError
 from funcpipe.partitioner.problem.goal import forward_only
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.report.predict import predict
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time

@@ -66,7 +66,7 @@ NOT_NEEDED = ("torch._dynamo.eval_frame", "sympy.core", "networkx", "pyomo", "bo
 PLANNING = (
     "funcpipe.partitioner.search",
     "funcpipe.neighbours.provisioning",
-    "funcpipe.report.predict",
+    "funcpipe.analysis.predict",
     "funcpipe.profiler.profile",
 )
 OF_CLIENTS = ("funcpipe.client.prepare.job", "funcpipe.api", "funcpipe.partitioner.cost", "rich")

@@ -12,10 +12,10 @@ import pytest
 from rich.text import Text
 
 from funcpipe.cli import main
-from funcpipe.cli.render.terminal import Terminal
 from funcpipe.core import MB, LayerProfile, ModelProfile, TensorProfile, write
 from funcpipe.core.process import say, write_out
 from funcpipe.platforms.catalog import load_spec
+from funcpipe.show.terminal import Terminal
 
 EVIL = "layer\x1b]0;title\x9c\x1b[31m\u202e\ud800"
 SHOWN = "layer\ufffd]0;title\ufffd\ufffd[31m\ufffd\ufffd"

@@ -21,11 +21,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 from torch import nn
 
-from funcpipe.cli import render
-from funcpipe.client.control.stopping import status
-from funcpipe.client.follow.kept_run import load_kept
-from funcpipe.client.follow.results import RunResult
-from funcpipe.client.prepare.job import Job
+from funcpipe import show as render
+from funcpipe.client.control import status
+from funcpipe.client.job import Job
+from funcpipe.client.results import RunResult
 from funcpipe.core import (
     Estimate,
     FinishedRun,
@@ -39,12 +38,10 @@ from funcpipe.core import (
 )
 from funcpipe.platforms.base import Handle
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.report.html.bill_section import bill_section
-from funcpipe.report.html.markup import Drawing, Section, seconds, usd
-from funcpipe.report.html.material import Material
-from funcpipe.report.html.progress_section import marks, progress_section
-from funcpipe.report.html.spent_section import spent_section
-from funcpipe.report.side_by_side import side_by_side
+from funcpipe.show.material import Material, load_kept
+from funcpipe.show.page_parts import Drawing, Section, seconds, usd
+from funcpipe.show.page_run import bill_section, marks, progress_section, spent_section
+from funcpipe.show.side_by_side import side_by_side
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time

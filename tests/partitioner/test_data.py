@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import pytest
 
+from funcpipe.analysis.predict import predict
 from funcpipe.core import Recompute, ScheduleKind, Sync, TrainingSpec
 from funcpipe.errors import InvalidValue, PlanError
 from funcpipe.partitioner.cost.evaluate import check_memory, evaluate
 from funcpipe.partitioner.explain import explain, render
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.search.exact import exact
-from funcpipe.report.predict import predict
 from tests.partitioner.instances import MB, chain, draw_problem, platform
 from tests.partitioner.oracles import compare, optima, with_loading
 from tests.partitioner.problems import DATA, with_data

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from funcpipe.analysis.predict import predict
 from funcpipe.core import Plan, Recompute, Resource, ScheduleKind, Stage, Sync, TrainingSpec, Wire
 from funcpipe.errors import Infeasible, InvalidValue, PlanError
 from funcpipe.partitioner.cost.evaluate import check_objects, evaluate
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.problem import Problem
-from funcpipe.report.predict import predict
 from funcpipe.scheduler.tasks import Kind, Task
 from tests.partitioner.instances import MB, chain, platform, store
 from tests.partitioner.oracles import JOINT, compare, optima

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from funcpipe.analysis.predict import predict
 from funcpipe.core import ModelProfile, Plan, PlatformSpec, Recompute, ScheduleKind, Stage, Sync, TrainingSpec, Wire
 from funcpipe.partitioner.alternatives import pareto_front, second_best
 from funcpipe.partitioner.cost.evaluate import evaluate
@@ -13,7 +14,6 @@ from funcpipe.partitioner.explain import explain
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import exact
-from funcpipe.report.predict import predict
 from tests.partitioner.instances import MB, chain, platform
 
 IN_TURN = (ScheduleKind.ONE_F_ONE_B, ScheduleKind.EAGER_ONE_F_ONE_B)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from funcpipe.analysis.predict import predict
 from funcpipe.comm.collectives import pattern, transfers
 from funcpipe.core import (
     Plan,
@@ -28,7 +29,6 @@ from funcpipe.partitioner.cost.stores import largest_shares, sync_bytes_each
 from funcpipe.partitioner.explain import explain, render
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.problem import Problem, StageChoice
-from funcpipe.report.predict import predict
 from tests.partitioner.instances import MB, chain, platform, store
 
 AUTO = Stores.of("auto")

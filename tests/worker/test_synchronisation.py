@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from funcpipe.analysis.predict import predict
 from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
 from funcpipe.comm.collectives import Pattern, Transfer, pattern, transfers
@@ -29,7 +30,6 @@ from funcpipe.core import (
 )
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.wrappers import Counted
-from funcpipe.report.predict import predict
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.tasks import SIDE_BY_SIDE, Kind, Task, source_of
 from funcpipe.testing.memory_storage import MemoryStorage

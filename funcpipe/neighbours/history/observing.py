@@ -4,15 +4,15 @@ from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
 from statistics import mean, median
 
-from funcpipe.client.follow.results import RunResult
-from funcpipe.client.prepare.prepared_run import PreparedRun
+from funcpipe.analysis.compare import full_steps, typical_iteration_s
+from funcpipe.client.prepare import PreparedRun
+from funcpipe.client.results import RunResult
 from funcpipe.core import Estimate, Observation, Plan, PlatformSpec, Quantity, Resource, Trace
 from funcpipe.core.history import LOCAL, local_place
 from funcpipe.core.texts import worker_name
 from funcpipe.neighbours.history.comparing import file_way_run
 from funcpipe.neighbours.history.journal import append, filing, history_file
 from funcpipe.neighbours.history.learned import sizes_of
-from funcpipe.report.compare import full_steps, typical_iteration_s
 
 _COMPUTE = ("forward", "backward")
 _TRANSFER = ("put-activation", "get-activation", "put-gradient", "get-gradient")

@@ -1,1 +1,0 @@
-"""Predictions of plans, predicted compared with observed, and pictures of both."""

@@ -1,1 +1,0 @@
-"""A plan, its prediction and a run as one HTML page that needs no network."""

@@ -1,0 +1,253 @@
+"""The simulated plan against the closed form of the cost model, and against sums made by hand."""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from funcpipe.analysis.predict import predict
+from funcpipe.core import (
+    SYNC_WIRES,
+    LayerProfile,
+    ModelProfile,
+    Plan,
+    Resource,
+    ScheduleKind,
+    Stage,
+    Streams,
+    Sync,
+    TensorProfile,
+    TiedParameter,
+    Wire,
+)
+from funcpipe.partitioner.cost.evaluate import evaluate
+from funcpipe.platforms.catalog import load_spec
+
+SPEC = replace(load_spec("aws-lambda"), contention=1.0)
+SIZES = tuple(size.name for size in SPEC.sizes)
+
+
+@st.composite
+def chains(draw: st.DrawFn) -> ModelProfile:
+    count = draw(st.integers(1, 6))
+    seconds = st.lists(st.floats(0, 5), min_size=len(SIZES), max_size=len(SIZES)).map(tuple)
+    layers = tuple(
+        LayerProfile(
+            name=f"l{i}",
+            parameter_bytes=draw(st.integers(0, 10**8)),
+            activation_bytes=1000,
+            forward_s=draw(seconds),
+            backward_s=draw(seconds),
+        )
+        for i in range(count)
+    )
+    sizes = draw(st.lists(st.integers(1, 10**8), min_size=count - 1, max_size=count - 1))
+    tensors = tuple(
+        TensorProfile(name=f"l{i}", producer=i, consumers=(i + 1,), forward_bytes=size, backward_bytes=size)
+        for i, size in enumerate(sizes)
+    )
+    return ModelProfile(
+        model="m",
+        micro_batch=2,
+        platform="aws-lambda",
+        sizes=SIZES,
+        base_memory_bytes=0,
+        layers=layers,
+        tensors=tensors,
+    )
+
+
+@st.composite
+def plans(draw: st.DrawFn, profile: ModelProfile, replicas: int) -> Plan:
+    layers = len(profile.layers)
+    inner = draw(st.sets(st.integers(1, layers - 1))) if layers > 1 else set()
+    cuts = [0, *sorted(inner), layers]
+    stages = []
+    for first, stop in itertools.pairwise(cuts):
+        size = draw(st.sampled_from(SPEC.sizes))
+        stages.append(Stage(first=first, stop=stop, size=size.name, memory_mb=size.memory_mb))
+    return Plan(
+        global_batch=2 * replicas * draw(st.integers(1, 6)),
+        micro_batch=2,
+        replicas=replicas,
+        schedule=ScheduleKind.GPIPE,
+        sync=draw(st.sampled_from(Sync)),
+        wire=draw(st.sampled_from([Wire.FP32, Wire.BF16])),
+        wire_sync=draw(st.sampled_from(SYNC_WIRES)),
+        stages=tuple(stages),
+    )
+
+
+@given(st.data())
+def test_without_replicas_a_chain_takes_exactly_the_time_of_the_cost_model(data: st.DataObject) -> None:
+    profile = data.draw(chains())
+    plan = data.draw(plans(profile, 1))
+    predicted = predict(plan, profile, SPEC)
+    assert predicted.duration_s == pytest.approx(evaluate(plan, profile, SPEC).iteration_s, rel=1e-9, abs=1e-12)
+
+
+@given(st.data())
+def test_puts_gets_and_bytes_are_those_that_the_cost_model_bills(data: st.DataObject) -> None:
+    profile = data.draw(chains())
+    plan = data.draw(plans(profile, data.draw(st.integers(1, 4))))
+    estimate, events = evaluate(plan, profile, SPEC), predict(plan, profile, SPEC).events
+    assert sum(event.lane is Resource.UPLOAD for event in events) == estimate.puts
+    assert sum(event.lane is Resource.DOWNLOAD for event in events) == estimate.gets
+
+
+@pytest.mark.parametrize("backward_s", [(0.0, 1 / 3, 1.0, 1.0, 0.0), (0.1, 0.2, 0.3), (0.7, 0.1, 0.3)])
+def test_no_part_of_a_backward_takes_less_than_no_time(backward_s: tuple[float, ...]) -> None:
+    """All gradients are those of the first layer, which comes last: sums of the others' seconds may be rounded up."""
+    layers = tuple(
+        LayerProfile(
+            name=f"l{i}",
+            parameter_bytes=int(i == 0),
+            activation_bytes=0,
+            forward_s=(0.0,) * 8,
+            backward_s=(seconds,) * 8,
+        )
+        for i, seconds in enumerate(backward_s)
+    )
+    profile = ModelProfile(
+        model="m", micro_batch=1, platform="aws-lambda", sizes=SIZES, base_memory_bytes=0, layers=layers, tensors=()
+    )
+    plan = Plan(
+        global_batch=2,
+        micro_batch=1,
+        replicas=2,
+        schedule=ScheduleKind.GPIPE,
+        sync=Sync.STREAMED,
+        wire=Wire.FP32,
+        stages=(Stage(first=0, stop=len(layers), size="10240MB", memory_mb=10240),),
+    )
+    assert predict(plan, profile, SPEC).duration_s >= sum(backward_s)
+
+
+def test_synchronisation_of_two_replicas_takes_the_time_of_the_formula() -> None:
+    """2s/w + 4 latencies for either algorithm at n = 2 (FuncPipe, section 3.3)."""
+    layer = LayerProfile(
+        name="l", parameter_bytes=70_000_000, activation_bytes=0, forward_s=(0.0,) * 8, backward_s=(0.0,) * 8
+    )
+    profile = ModelProfile(
+        model="m", micro_batch=1, platform="aws-lambda", sizes=SIZES, base_memory_bytes=0, layers=(layer,), tensors=()
+    )
+    for sync in (Sync.THREE_PHASE, Sync.PIPELINED):
+        plan = Plan(
+            global_batch=2,
+            micro_batch=1,
+            replicas=2,
+            schedule=ScheduleKind.GPIPE,
+            sync=sync,
+            wire=Wire.FP32,
+            stages=(Stage(first=0, stop=1, size="10240MB", memory_mb=10240),),
+        )
+        assert predict(plan, profile, SPEC).duration_s == pytest.approx(2 * 1.0 + 4 * 0.04)
+        for wired, seconds in ((replace(plan, wire_sync=Wire.BF16), 1.0), (sharded(plan), 0.5 + 1.0)):
+            assert predict(wired, profile, SPEC).duration_s == pytest.approx(seconds + 4 * 0.04)
+            assert evaluate(wired, profile, SPEC).iteration_s == pytest.approx(seconds + 4 * 0.04)
+
+
+@pytest.mark.parametrize("rounds", [6, 24])
+@pytest.mark.parametrize("sync", [Sync.EXCHANGE, Sync.STREAMED])
+def test_sums_of_a_stage_do_not_hold_up_the_stages_before_it(sync: Sync, rounds: int) -> None:
+    """Eight stages, each with a second's worth of gradients: what is sent to earlier stages goes up first."""
+    layers = tuple(
+        LayerProfile(
+            name=f"l{i}", parameter_bytes=70_000_000, activation_bytes=0, forward_s=(0.02,) * 8, backward_s=(0.2,) * 8
+        )
+        for i in range(8)
+    )
+    tensors = tuple(
+        TensorProfile(name=f"t{i}", producer=i, consumers=(i + 1,), forward_bytes=10**6, backward_bytes=10**6)
+        for i in range(7)
+    )
+    profile = ModelProfile(
+        model="m",
+        micro_batch=1,
+        platform="aws-lambda",
+        sizes=SIZES,
+        base_memory_bytes=0,
+        layers=layers,
+        tensors=tensors,
+    )
+    plan = Plan(
+        global_batch=8,
+        micro_batch=1,
+        replicas=2,
+        schedule=ScheduleKind.GPIPE,
+        sync=sync,
+        streams=Streams(rounds, 1, rounds),
+        wire=Wire.FP32,
+        stages=tuple(Stage(first=i, stop=i + 1, size="10240MB", memory_mb=10240) for i in range(8)),
+    )
+    predicted = predict(plan, profile, SPEC)
+    assert predicted.duration_s == pytest.approx(evaluate(plan, profile, SPEC).iteration_s, rel=0.02)
+
+
+def sharded(plan: Plan) -> Plan:
+    """Contributions in 16 bits, and updated parameters, in place of sums, in 32."""
+    return replace(plan, wire_sync=Wire.BF16, shard_optimizer=True)
+
+
+def test_the_gradient_of_a_tied_parameter_travels_backwards_is_summed_once_and_returns() -> None:
+    """Two stages x two replicas without computation; the weight of 70 MB takes a second each way, the head has 7 MB."""
+    layers = tuple(
+        LayerProfile(name=name, parameter_bytes=size, activation_bytes=0, forward_s=(0.0,) * 8, backward_s=(0.0,) * 8)
+        for name, size in (("words", 70_000_000), ("head", 77_000_000))
+    )
+    profile = ModelProfile(
+        model="m",
+        micro_batch=1,
+        platform="aws-lambda",
+        sizes=SIZES,
+        base_memory_bytes=0,
+        layers=layers,
+        tensors=(),
+        ties=(TiedParameter(name="words.weight", layers=(0, 1), parameter_bytes=70_000_000),),
+    )
+    stages = tuple(Stage(first=i, stop=i + 1, size="10240MB", memory_mb=10240) for i in range(2))
+    plan = Plan(
+        global_batch=2,
+        micro_batch=1,
+        replicas=2,
+        schedule=ScheduleKind.GPIPE,
+        sync=Sync.PIPELINED,
+        wire=Wire.FP32,
+        stages=stages,
+    )
+    assert (profile.parameter_bytes(0, 2), profile.parameter_bytes(1, 2)) == (77_000_000, 77_000_000)
+    assert (profile.summed_bytes(0, 2), profile.summed_bytes(1, 2)) == (77_000_000, 7_000_000)
+    there, summed, back = 2 * (1 + 0.04), 2 + 4 * 0.04, 2 * (1 + 0.04)
+    assert predict(plan, profile, SPEC).duration_s == pytest.approx(there + summed + back)
+
+
+def test_scaled_losses_and_clipping_let_all_stages_hear_each_other_before_they_update() -> None:
+    """Two stages without bytes, one micro-batch: four transfers there and back, two more for the norms."""
+    layers = tuple(
+        LayerProfile(name=name, parameter_bytes=0, activation_bytes=0, forward_s=(0.0,) * 8, backward_s=(0.0,) * 8)
+        for name in ("a", "b")
+    )
+    between = TensorProfile(name="a", producer=0, consumers=(1,), forward_bytes=0, backward_bytes=1)
+    profile = ModelProfile(
+        model="m",
+        micro_batch=1,
+        platform="aws-lambda",
+        sizes=SIZES,
+        base_memory_bytes=0,
+        layers=layers,
+        tensors=(between,),
+    )
+    plan = Plan(
+        global_batch=1,
+        micro_batch=1,
+        replicas=1,
+        schedule=ScheduleKind.GPIPE,
+        sync=Sync.PIPELINED,
+        wire=Wire.FP32,
+        stages=tuple(Stage(first=i, stop=i + 1, size="10240MB", memory_mb=10240) for i in range(2)),
+    )
+    assert predict(plan, profile, SPEC).duration_s == pytest.approx(4 * 0.04)
+    assert predict(plan, profile, SPEC, clipped=True).duration_s == pytest.approx(6 * 0.04, abs=1e-6)
+    assert predict(replace(plan, wire_back=Wire.FP16), profile, SPEC).duration_s == pytest.approx(6 * 0.04, abs=1e-6)
