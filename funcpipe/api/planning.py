@@ -171,7 +171,7 @@ class Planning:
         the best plans are simulated, and the best of them is taken. Raises Infeasible if no plan fits.
         """
         from funcpipe.analysis.improve import best_simulated
-        from funcpipe.client.one_stage import search
+        from funcpipe.client.prepare.one_stage import search
         from funcpipe.partitioner.optimize import optimize
 
         training = TrainingSpec(

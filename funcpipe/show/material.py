@@ -120,8 +120,8 @@ def load_kept(storage: Storage, run: str, spec: PlatformSpec | None = None) -> M
     Prices are those of `spec`, or else of the platform that the plan was made for. Raises RunUnknown, and InvalidValue
     where that platform is none of the catalogue.
     """
-    from funcpipe.client.prices import prices_at
-    from funcpipe.client.results import load_trace
+    from funcpipe.client.follow.results import load_trace
+    from funcpipe.client.prepare.prices import prices_at
     from funcpipe.runstate.finished import find_finished
     from funcpipe.runstate.generations import newest_record
     from funcpipe.runstate.keyring import signed

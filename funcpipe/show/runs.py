@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from funcpipe.client.commands import after_end, after_failure, commands, watch_command
+from funcpipe.client.control.commands import after_end, after_failure, commands, watch_command
 from funcpipe.core import MB, Bill, Estimate, JobEstimate
 from funcpipe.core.bill import earlier_text
 from funcpipe.core.stores import DEFAULT
@@ -15,8 +15,8 @@ from funcpipe.show.terminal import Column, print_table
 if TYPE_CHECKING:
     from funcpipe.analysis.compare import Report
     from funcpipe.api.evaluating import EvaluationResult
-    from funcpipe.client.results import RunResult
-    from funcpipe.client.run_status import RunStatus, WorkerStatus
+    from funcpipe.client.control.run_status import RunStatus, WorkerStatus
+    from funcpipe.client.follow.results import RunResult
     from funcpipe.training.verify import Verification
 
 

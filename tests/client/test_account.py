@@ -22,9 +22,9 @@ from rich.console import Console
 from torch import nn
 
 from funcpipe import show as render
-from funcpipe.client.control import status
-from funcpipe.client.job import Job
-from funcpipe.client.results import RunResult
+from funcpipe.client.control.stopping import status
+from funcpipe.client.follow.results import RunResult
+from funcpipe.client.prepare.job import Job
 from funcpipe.core import (
     Estimate,
     FinishedRun,

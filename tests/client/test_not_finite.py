@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from funcpipe.client.control import status
-from funcpipe.client.job import Job
-from funcpipe.client.launch import launch
-from funcpipe.client.prepare import prepare
-from funcpipe.client.results import Progress, RunResult, ignore_progress
-from funcpipe.client.session import session_on
-from funcpipe.client.site import Site
+from funcpipe.client.control.stopping import status
+from funcpipe.client.follow.launch import launch
+from funcpipe.client.follow.results import Progress, RunResult, ignore_progress
+from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.prepared_run import prepare
+from funcpipe.client.prepare.session import session_on
+from funcpipe.client.prepare.site import Site
 from funcpipe.core import FaultTolerance, OnNan, RunSettings, to_text
 from funcpipe.errors import NotFinite, WorkerFailed
 from funcpipe.platforms.catalog import load_spec

@@ -14,8 +14,8 @@ from rich.console import Console
 
 from funcpipe import show as render
 from funcpipe.analysis.compare import LaneReport, LaneUse, Report
-from funcpipe.client.run_status import RunStatus, WorkerStatus
-from funcpipe.client.verdict import Verdict
+from funcpipe.client.control.run_status import RunStatus, WorkerStatus
+from funcpipe.client.control.verdict import Verdict
 from funcpipe.core import (
     Busy,
     Estimate,

@@ -5,8 +5,8 @@ from collections.abc import Collection, Iterator, Mapping
 from statistics import mean, median
 
 from funcpipe.analysis.compare import full_steps, typical_iteration_s
-from funcpipe.client.prepare import PreparedRun
-from funcpipe.client.results import RunResult
+from funcpipe.client.follow.results import RunResult
+from funcpipe.client.prepare.prepared_run import PreparedRun
 from funcpipe.core import Estimate, Observation, Plan, PlatformSpec, Quantity, Resource, Trace
 from funcpipe.core.history import LOCAL, local_place
 from funcpipe.core.texts import worker_name
