@@ -73,7 +73,7 @@ if TYPE_CHECKING:
     from funcpipe.neighbours.parameter_server.replanner import Replanner, SpotPlan
     from funcpipe.neighbours.parameter_server.server_run import ServerResult
     from funcpipe.neighbours.parameter_server.values import ServerWorker
-    from funcpipe.neighbours.provisioning.inputs import provision_table
+    from funcpipe.neighbours.provisioning.compare import provision_table
     from funcpipe.platforms.catalog import load_spec, open_deployment, open_platform, open_storage
     from funcpipe.platforms.machine_catalog import load_market
     from funcpipe.profiler.buckets import Bucket
@@ -176,7 +176,7 @@ _LAZY = {
     "status": "client.control.stopping",
     "stop": "client.control.stopping",
     "export": "client.follow.export",
-    "provision_table": "neighbours.provisioning.inputs",
+    "provision_table": "neighbours.provisioning.compare",
     "Progress": "client.follow.results",
     "RunResult": "client.follow.results",
     "Replanner": "neighbours.parameter_server.replanner",

@@ -208,7 +208,7 @@ def test_planning_loads_neither_torch_nor_a_solver() -> None:
         "import funcpipe.partitioner.optimize",
         "import funcpipe.analysis.predict",
         "import funcpipe.neighbours.provisioning.workload, funcpipe.neighbours.provisioning.fit_loss",
-        "import funcpipe.neighbours.provisioning.spotdnn_search",
+        "import funcpipe.neighbours.provisioning.spotdnn",
         "import funcpipe.neighbours.history.journal, funcpipe.neighbours.history.learned",
     )
     assert {statement: heavy for statement, loaded in found.items() if (heavy := loaded & HEAVY)} == {}

@@ -284,7 +284,7 @@ class Planning:
         of these names are compared. Rents nothing.
         """
         from funcpipe.neighbours.history.comparing import filed
-        from funcpipe.neighbours.provisioning.inputs import provision_table
+        from funcpipe.neighbours.provisioning.compare import provision_table
 
         measured, platform = self._profiled(profile, spec)
         job = JobSpec(

@@ -47,8 +47,7 @@ def provision(options: argparse.Namespace) -> None:
     market = with_gpu_speeds(load_market(options.market), options.gpu_speed)
     spec = plan_values.platform_spec(options, profile)
     from funcpipe.neighbours.history.comparing import filed
-    from funcpipe.neighbours.provisioning.compare import compare, fronts
-    from funcpipe.neighbours.provisioning.inputs import provision_inputs
+    from funcpipe.neighbours.provisioning.compare import compare, fronts, provision_inputs
 
     inputs = provision_inputs(
         profile,
@@ -61,7 +60,7 @@ def provision(options: argparse.Namespace) -> None:
     )
     table = filed(compare(inputs, None if options.ways is None else tuple(options.ways.split(","))))
     if options.figure:
-        from funcpipe.neighbours.provisioning.figure import draw
+        from funcpipe.neighbours.provisioning.compare import draw
 
         write_file(partial(draw, table, fronts(inputs, table)), options.figure)
     plans = [(one.way, one.plan) for one in table.provisions if one.plan is not None]
@@ -82,8 +81,7 @@ def fit_loss(options: argparse.Namespace) -> None:
     count = len(options.curves)
     workers = _each("--workers", options.workers, count, int)
     convergence = _each("--convergence", options.convergence, count, float)
-    from funcpipe.neighbours.provisioning.fit_loss import fit_inverse, fit_weighted
-    from funcpipe.neighbours.provisioning.loss_curves import file_curve, run_curve
+    from funcpipe.neighbours.provisioning.fit_loss import file_curve, fit_inverse, fit_weighted, run_curve
 
     if options.storage is not None:
         if options.batch is not None:

@@ -6,7 +6,7 @@ from funcpipe.client.follow.launch import launch
 from funcpipe.client.follow.results import Progress
 from funcpipe.core import RunSettings
 from funcpipe.errors import RunUnknown
-from funcpipe.neighbours.provisioning.loss_curves import run_curve
+from funcpipe.neighbours.provisioning.fit_loss import run_curve
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client.test_keeping import prepared, train

@@ -25,7 +25,7 @@ from funcpipe.neighbours.history.correction import fit, is_like
 from funcpipe.neighbours.history.journal import History
 from funcpipe.neighbours.history.learned import iteration_of, sizes_of, start_up_of
 from funcpipe.neighbours.provisioning.compare import recommend, within_budget
-from funcpipe.neighbours.provisioning.risk import miss_chance
+from funcpipe.neighbours.provisioning.goal import miss_chance
 
 _ONCE = ("requests", "traffic")
 """Items of a bill that do not grow with the time."""

@@ -15,8 +15,7 @@ from funcpipe.errors import Infeasible
 from funcpipe.neighbours.parameter_server.values import ServerWorker
 from funcpipe.neighbours.parameter_server.worker_group import WorkerGroup
 from funcpipe.neighbours.provisioning.goal import Goal
-from funcpipe.neighbours.provisioning.spotdnn import SpotSystem, SpotType
-from funcpipe.neighbours.provisioning.spotdnn_search import replan
+from funcpipe.neighbours.provisioning.spotdnn import SpotSystem, SpotType, replan
 
 _log = logging.getLogger(__name__)
 

@@ -1,31 +1,34 @@
-"""Every way to do a job beside the others, and which one to take."""
+"""Every way to do a job beside the others, with their fronts, a picture of them, and which one to take."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
+from funcpipe.client.prepare.job_estimate import estimate_job
+from funcpipe.client.prepare.job_shape import JobShape
+from funcpipe.core import FaultTolerance, JobEstimate, ModelProfile, Plan, PlatformSpec, TrainingSpec
+from funcpipe.core.distribution import needed_from
 from funcpipe.core.loss_model import LossModel
 from funcpipe.core.market import Market
-from funcpipe.core.plan import TrainingSpec
-from funcpipe.core.platform import PlatformSpec
-from funcpipe.core.profile import ModelProfile
 from funcpipe.core.provision import JobSpec, Provision, ProvisionTable, Refusal
+from funcpipe.core.settings import DEFAULT_FAULTS
 from funcpipe.errors import Infeasible, InvalidValue
-from funcpipe.neighbours.provisioning import baselines, workload
+from funcpipe.neighbours.provisioning import workload
 from funcpipe.neighbours.provisioning.cynthia import Mode, cynthia
-from funcpipe.neighbours.provisioning.goal import Goal
-from funcpipe.neighbours.provisioning.lambdadnn import lambdadnn
-from funcpipe.neighbours.provisioning.one_machine import one_machine
-from funcpipe.neighbours.provisioning.pipeline import JobEstimator, funcpipe, funcpipe_front
-from funcpipe.neighbours.provisioning.risk import aimed_deadline_s
-from funcpipe.neighbours.provisioning.spotdnn import SpotPrediction
-from funcpipe.neighbours.provisioning.spotdnn_search import (
+from funcpipe.neighbours.provisioning.goal import Goal, aimed_deadline_s
+from funcpipe.neighbours.provisioning.lambdadnn import exhaustive, lambdadnn, naive, siren_like
+from funcpipe.neighbours.provisioning.spotdnn import (
     ENUMERATED,
     Space,
+    SpotPrediction,
     exhaustive_search,
     spot_provision,
     spotdnn,
 )
+from funcpipe.neighbours.provisioning.without_server import JobEstimator, funcpipe, funcpipe_front, one_machine
+from funcpipe.platforms.catalog import load_spec
+from funcpipe.platforms.machine_catalog import load_market
 
 WAYS = ("funcpipe", "lambdadnn", "siren-like", "naive", "cynthia-bsp", "cynthia-asp", "spotdnn", "one-machine")
 ORACLES = ("exhaustive-functions", "exhaustive-spot")
@@ -79,13 +82,13 @@ def ways_of(inputs: Inputs) -> Mapping[str, Way]:
     return {
         "funcpipe": lambda goal: funcpipe(goal, inputs.profile, inputs.spec, training, inputs.estimate),
         "lambdadnn": lambda goal: lambdadnn(goal, functions, platform, count_server=inputs.count_server),
-        "siren-like": lambda goal: baselines.siren_like(goal, functions, platform),
-        "naive": lambda goal: baselines.naive(goal, functions, platform),
+        "siren-like": lambda goal: siren_like(goal, functions, platform),
+        "naive": lambda goal: naive(goal, functions, platform),
         "cynthia-bsp": by_cynthia(Mode.BSP),
         "cynthia-asp": by_cynthia(Mode.ASP),
         "spotdnn": lambda goal: spotdnn(goal, types, system, replace_s=market.replace_s),
         "one-machine": lambda goal: one_machine(goal, work, market),
-        "exhaustive-functions": lambda goal: baselines.exhaustive(goal, functions, platform),
+        "exhaustive-functions": lambda goal: exhaustive(goal, functions, platform),
         "exhaustive-spot": all_spot,
     }
 
@@ -199,3 +202,92 @@ def _for_deadlines(way: Way, goal: Goal, base_s: float) -> Iterator[Provision]:
 def _scaled(profile: ModelProfile) -> tuple[str, ...]:
     note = "seconds of the profile were scaled from another machine to the functions' vCPUs"
     return (note,) if profile.estimated else ()
+
+
+def provision_inputs(
+    profile: ModelProfile,
+    job: JobSpec,
+    *,
+    spec: PlatformSpec | None = None,
+    market: Market | str = "aws",
+    loss: LossModel | None = None,
+    training: TrainingSpec | None = None,
+    count_server: bool = False,
+    faults: FaultTolerance = DEFAULT_FAULTS,
+) -> Inputs:
+    """The inputs of all ways; `spec` is by default the profile's platform, `market` may be a name or a file."""
+    platform = spec or load_spec(profile.platform)
+    return Inputs(
+        profile=profile,
+        spec=platform,
+        market=load_market(market) if isinstance(market, str) else market,
+        job=job,
+        estimate=_estimator(job, platform, faults),
+        training=training or TrainingSpec(global_batch=job.global_batch),
+        loss=loss,
+        count_server=count_server,
+    )
+
+
+def provision_table(
+    profile: ModelProfile,
+    job: JobSpec,
+    *,
+    spec: PlatformSpec | None = None,
+    market: Market | str = "aws",
+    loss: LossModel | None = None,
+    training: TrainingSpec | None = None,
+    count_server: bool = False,
+    faults: FaultTolerance = DEFAULT_FAULTS,
+    ways: Sequence[str] | None = None,
+) -> ProvisionTable:
+    """Every way to do `job`, on functions and on machines: seconds, dollars, the chance to miss, the one to take.
+
+    `loss` says how long a target loss takes (`funcpipe fit-loss`). `training` says how FuncPipe trains: formats,
+    optimiser, replicas. With `ways`, only those of these names are compared. With `count_server`, λDNN and spotDNN
+    count the parameter server when they search, which their papers leave out; the bill always does. Raises InvalidValue
+    for an unknown way, market or platform.
+    """
+    inputs = provision_inputs(
+        profile, job, spec=spec, market=market, loss=loss, training=training, count_server=count_server, faults=faults
+    )
+    return compare(inputs, ways)
+
+
+def _estimator(job: JobSpec, spec: PlatformSpec, faults: FaultTolerance) -> Callable[[Plan, int], JobEstimate]:
+    def estimate(plan: Plan, steps: int) -> JobEstimate:
+        epochs = max(1, round(steps * job.global_batch / job.samples))
+        return estimate_job(plan, JobShape(epochs=epochs, steps=steps), faults=faults, prices=spec)
+
+    return estimate
+
+
+def draw(table: ProvisionTable, fronts: Mapping[str, tuple[Provision, ...]], path: str | Path) -> None:
+    """Draw `fronts` into the file `path`, its kind after the ending; what `table` holds is marked, its choice starred.
+
+    Needs matplotlib, which is imported only here.
+    """
+    with needed_from("figures"):
+        from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(8, 5), layout="constrained")
+    axes = figure.add_subplot()
+    for name, front in fronts.items():
+        points = [(one.seconds / 3600, one.usd) for one in front]
+        (line,) = axes.plot(*zip(*points, strict=True), marker=".", drawstyle="steps-post", linewidth=1, label=name)
+        (chosen,) = [one for one in table.provisions if one.way == name]
+        marker, size = ("*", 14) if name == table.recommended else ("o", 6)
+        axes.plot(
+            chosen.seconds / 3600, chosen.usd, marker=marker, markersize=size, linestyle="none", color=line.get_color()
+        )
+    if table.job.deadline_s is not None:
+        axes.axvline(table.job.deadline_s / 3600, linestyle="--", linewidth=1, color="grey", label="deadline")
+    if table.job.budget_usd is not None:
+        axes.axhline(table.job.budget_usd, linestyle=":", linewidth=1, color="grey", label="budget")
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("hours for the whole job")
+    axes.set_ylabel("dollars for the whole job")
+    axes.set_title(f"{table.model} to {table.job.goal}: {table.platform}, {table.market}; star: recommended")
+    axes.legend(fontsize="small")
+    figure.savefig(path, dpi=150)

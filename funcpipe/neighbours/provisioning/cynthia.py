@@ -13,8 +13,7 @@ from enum import Enum
 from funcpipe.core import checks
 from funcpipe.core.provision import SERVER_ROLE, CostItem, Provision, Rented
 from funcpipe.errors import Infeasible
-from funcpipe.neighbours.provisioning.goal import Cluster, Goal, no_way
-from funcpipe.neighbours.provisioning.result import provision, what_binds
+from funcpipe.neighbours.provisioning.goal import Cluster, Goal, no_way, provision, what_binds
 
 ASSUMPTION = "Cynthia-style: the paper's text was not available, so the formulas are a reconstruction"
 

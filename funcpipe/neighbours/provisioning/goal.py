@@ -1,10 +1,17 @@
-"""The training that a job needs: samples of synchronous ways, normalised iterations of asynchronous ones."""
+"""What all ways share: the training that a job needs, the chance to miss its deadline, and the record of a way.
+
+A job needs samples in synchronous ways, and normalised iterations in asynchronous ones.
+"""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 from funcpipe.core.loss_model import InverseLoss, LossModel, WeightedLoss, check_above_floor
-from funcpipe.core.provision import JobSpec
+from funcpipe.core.market import MONTH_S, Machine
+from funcpipe.core.plan import Plan
+from funcpipe.core.provision import CostItem, CurvePoint, JobSpec, Provision, Rented
 from funcpipe.errors import Infeasible
 
 MODEL_SPREAD = 0.05
@@ -117,3 +124,105 @@ def no_way(way: str, goal: Goal, fastest_s: float | None, what: str) -> Infeasib
         f"{way}: the deadline of {goal.deadline_s:.0f} s cannot be met, the fastest of {what} takes {fastest_s:.0f} s; "
         "allow more time or a larger quota"
     )
+
+
+_MOST_LOSSES = 40
+"""The largest number of lost machines that is considered; more count as a miss."""
+
+
+def loss_rate_s(machine: Machine) -> float:
+    """The rate of losing one spot machine of this type, per second: a Poisson process by its monthly chance."""
+    monthly = min(machine.interruption or 0.0, 0.999)
+    return -math.log1p(-monthly) / MONTH_S
+
+
+def miss_chance(
+    seconds: float, deadline_s: float | None, *, spread: float, losses_s: float = 0.0, delay_s: float = 0.0
+) -> float | None:
+    """The chance that a job of `seconds` takes longer than `deadline_s`; None without one.
+
+    The time without losses is normal with a standard deviation of `spread` times itself. `losses_s` machines a second
+    are lost, each of which adds `delay_s`.
+    """
+    if deadline_s is None or math.isinf(deadline_s):
+        return None
+    expected, chance, probability = losses_s * seconds, 0.0, math.exp(-losses_s * seconds)
+    for number in range(_MOST_LOSSES):
+        chance += probability * _late(seconds, deadline_s - number * delay_s, spread)
+        probability *= expected / (number + 1)
+        if probability < 1e-12:
+            break
+    return min(chance, 1.0)
+
+
+def aimed_deadline_s(deadline_s: float | None, allowed: float, spread: float) -> float:
+    """The time to plan for, so that `deadline_s` is missed with the chance `allowed`; infinity without a deadline."""
+    if deadline_s is None:
+        return math.inf
+    if allowed <= 0 or spread <= 0:
+        return deadline_s
+    return deadline_s / (1 + max(NormalDist().inv_cdf(1 - allowed), 0.0) * spread)
+
+
+def _late(seconds: float, deadline_s: float, spread: float) -> float:
+    if spread <= 0 or seconds <= 0:
+        return float(seconds > deadline_s)
+    return 1 - NormalDist(seconds, spread * seconds).cdf(deadline_s)
+
+
+_POINTS = 25
+
+
+def provision(
+    way: str,
+    goal: Goal,
+    *,
+    rented: Sequence[Rented],
+    seconds: float,
+    start_s: float,
+    iterations: float,
+    cost: Sequence[CostItem],
+    binds: str,
+    why: str,
+    cluster: Cluster | None = None,
+    losses_s: float = 0.0,
+    delay_s: float = 0.0,
+    assumptions: Sequence[str] = (),
+    plan: Plan | None = None,
+) -> Provision:
+    """The record of a configuration that takes `seconds`, of which the first `start_s` pass before any iteration."""
+    spread = goal.spread(cluster)
+    usd = sum(item.usd for item in cost)
+    return Provision(
+        way=way,
+        rented=tuple(rented),
+        seconds=seconds,
+        iterations=iterations,
+        cost=tuple(cost),
+        binds=binds,
+        why=why,
+        start_s=start_s,
+        spread=spread,
+        losses_s=losses_s,
+        delay_s=delay_s,
+        miss_chance=miss_chance(seconds, goal.job.deadline_s, spread=spread, losses_s=losses_s, delay_s=delay_s),
+        curve=curve(goal, seconds=seconds, start_s=start_s, usd=usd, cluster=cluster),
+        assumptions=tuple(assumptions),
+        plan=plan,
+    )
+
+
+def curve(goal: Goal, *, seconds: float, start_s: float, usd: float, cluster: Cluster | None) -> tuple[CurvePoint, ...]:
+    """Work, dollars and loss over time; the work goes on evenly after the start, the dollars from the beginning."""
+    points = []
+    for i in range(_POINTS + 1):
+        done = i / _POINTS
+        time_s = start_s + done * (seconds - start_s)
+        spent_usd = usd * time_s / seconds if seconds else usd
+        points.append(CurvePoint(time_s=time_s, done=done, usd=spent_usd, loss=goal.loss_at(done, cluster)))
+    return tuple(points)
+
+
+def what_binds(seconds: float, deadline_s: float) -> str:
+    """Return what binds: the deadline, if it leaves a slower, cheaper configuration no room."""
+    return "deadline" if not math.isinf(deadline_s) and seconds > 0.9 * deadline_s else "price"

@@ -12,8 +12,8 @@ from funcpipe.core.platform import MB, FunctionSize, PlatformSpec
 from funcpipe.core.profile import ModelProfile
 from funcpipe.core.provision import JobSpec
 from funcpipe.neighbours.provisioning.cynthia import ClusterWorkload, ServerType, WorkerType
+from funcpipe.neighbours.provisioning.goal import loss_rate_s
 from funcpipe.neighbours.provisioning.lambdadnn import FunctionMarket, FunctionWorkload
-from funcpipe.neighbours.provisioning.risk import loss_rate_s
 from funcpipe.neighbours.provisioning.spotdnn import SpotSystem, SpotType
 from funcpipe.partitioner.cost.formulas import waste_bytes
 

@@ -10,8 +10,7 @@ from funcpipe.neighbours.provisioning import cynthia
 from funcpipe.neighbours.provisioning.cynthia import ClusterWorkload, Mode, ServerType, WorkerType
 from funcpipe.neighbours.provisioning.goal import Goal
 from funcpipe.neighbours.provisioning.lambdadnn import FunctionMarket, FunctionWorkload, predict
-from funcpipe.neighbours.provisioning.spotdnn import SpotSystem, SpotType
-from funcpipe.neighbours.provisioning.spotdnn_search import Space
+from funcpipe.neighbours.provisioning.spotdnn import Space, SpotSystem, SpotType
 from tests.neighbours.provisioning.published import LAMBDA
 
 SERVER = ServerType(name="server", vcpu=4, network_mb_s=1000, usd_h=0.2, quota=4)

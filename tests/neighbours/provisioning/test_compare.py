@@ -21,12 +21,19 @@ from funcpipe.core.loss_model import InverseLoss
 from funcpipe.core.provision import JobSpec, Provision, ProvisionTable
 from funcpipe.errors import InvalidValue
 from funcpipe.neighbours.provisioning import workload
-from funcpipe.neighbours.provisioning.compare import ORACLES, WAYS, compare, fronts, undominated
+from funcpipe.neighbours.provisioning.compare import (
+    ORACLES,
+    WAYS,
+    compare,
+    draw,
+    fronts,
+    provision_inputs,
+    provision_table,
+    undominated,
+)
 from funcpipe.neighbours.provisioning.cynthia import Mode, predict
-from funcpipe.neighbours.provisioning.figure import draw
 from funcpipe.neighbours.provisioning.goal import Goal
-from funcpipe.neighbours.provisioning.inputs import provision_inputs, provision_table
-from funcpipe.neighbours.provisioning.one_machine import iteration_s
+from funcpipe.neighbours.provisioning.without_server import iteration_s
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.machine_catalog import load_market
 

@@ -11,16 +11,18 @@ from hypothesis import strategies as st
 
 from funcpipe.core.provision import JobSpec
 from funcpipe.errors import Infeasible
-from funcpipe.neighbours.provisioning.baselines import exhaustive, naive, siren_like
 from funcpipe.neighbours.provisioning.goal import Goal
 from funcpipe.neighbours.provisioning.lambdadnn import (
     FunctionWorkload,
     bounds,
     enumerated,
+    exhaustive,
     fastest_s,
     lambdadnn,
+    naive,
     predict,
     search,
+    siren_like,
 )
 from tests.neighbours.provisioning.published import CIFAR_SAMPLES, CNN_1D, CNN_SAMPLES, LAMBDA, MOBILE_NET, RESNET_50
 from tests.neighbours.provisioning.random_markets import random_functions

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.core.market import MONTH_S, Machine
-from funcpipe.neighbours.provisioning.risk import aimed_deadline_s, loss_rate_s, miss_chance
+from funcpipe.neighbours.provisioning.goal import aimed_deadline_s, loss_rate_s, miss_chance
 
 
 def test_the_chance_is_that_of_simulated_jobs() -> None:

@@ -11,22 +11,20 @@ from hypothesis import strategies as st
 from funcpipe.errors import Infeasible
 from funcpipe.neighbours.provisioning.spotdnn import (
     Counts,
+    Space,
     SpotType,
     cluster_of,
     compute_from_speed,
     contention,
+    exhaustive_search,
+    extended_search,
     fewest_workers,
     most_workers,
     predict,
-    worker_bandwidth,
-)
-from funcpipe.neighbours.provisioning.spotdnn_search import (
-    Space,
-    exhaustive_search,
-    extended_search,
     replan,
     spotdnn,
     window_search,
+    worker_bandwidth,
 )
 from tests.neighbours.provisioning.published import SPOT, spot_goal, spot_types
 from tests.neighbours.provisioning.random_markets import random_market
