@@ -26,7 +26,7 @@ class Size(NamedTuple):
 ROOMS = {
     "analysis": Size(350, 5, 17),
     "api": Size(270, 4, 4),
-    "cli": Size(2361, 9, 130),
+    "cli": Size(2359, 9, 130),
     "client": Size(4495, 46, 184),
     "comm": Size(1064, 21, 45),
     "core": Size(3067, 119, 204),
@@ -34,7 +34,7 @@ ROOMS = {
     "examples": Size(24, 0, 4),
     "loggers": Size(348, 5, 7),
     "model": Size(5430, 86, 227),
-    "neighbours": Size(3906, 72, 196),
+    "neighbours": Size(3854, 72, 196),
     "partitioner": Size(5074, 68, 244),
     "platforms": Size(5811, 89, 223),
     "profiler": Size(821, 9, 39),
