@@ -11,7 +11,7 @@ from funcpipe.client.follow.export import load_into
 from funcpipe.client.follow.launch import launch, launch_detached
 from funcpipe.client.follow.results import RunResult
 from funcpipe.client.prepare import arguments
-from funcpipe.client.prepare.job import Learner, SampleOrder
+from funcpipe.client.prepare.job import Job, Learner, SampleOrder
 from funcpipe.client.prepare.learned import Learned
 from funcpipe.client.prepare.prepared_run import Confirm, PreparedRun, prepare_training
 from funcpipe.client.prepare.session import Session, open_session
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from funcpipe.neighbours.parameter_server.loops import Watch
     from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions
     from funcpipe.neighbours.parameter_server.on_machines import ServerCluster
-    from funcpipe.neighbours.parameter_server.server_run import ServerResult
+    from funcpipe.neighbours.parameter_server.server_run import ServerResult, ServerRun
 
 
 class FuncPipe(Evaluating):
@@ -156,32 +156,23 @@ class FuncPipe(Evaluating):
 
         `way` is what `provision` has found, with a parameter server, or a cluster or functions by hand. `updates` "bsp"
         makes those of one process, however many workers there are and however fast; "asp" makes one with each push of a
-        worker. Micro-batches are what is dealt out to workers. `market` has the prices of machines.
+        worker. Micro-batches are what is dealt out to workers. `market` has the prices of machines: for these,
+        `platform` is a Ray cluster that has them, `ray://auto` or `ray://HOST:PORT`; by default all of them are
+        processes of this machine. For functions it is "local", with the limits of `like` if that is given, or a
+        deployment's URL; the server is in this process then, and `limits` hold for this call. With a `storage`, the
+        server is saved after every `save_every` updates, and a run of the same name goes on from there. `watch` gets
+        the share of the run done, and may let workers leave and join, as a `Replanner` does.
 
-        For machines, `platform` is a Ray cluster that has them, `ray://auto` or `ray://HOST:PORT`; by default all of
-        them are processes of this machine. For functions it is "local", with the limits of `like` if that is given, or
-        a deployment's URL; the server is in this process then, and `limits` hold for this call.
-
-        With a `storage`, the server is saved after every `save_every` updates, and a run of the same name goes on from
-        there. `watch` gets the share of the run done, and may let workers leave and join, as a `Replanner` does.
-
-        Raises PlanError, DataError or ModelError before anything starts, WorkerFailed when no worker is left, RunHalted
-        at a limit. The module changes only if the run succeeds.
+        Raises PlanError, DataError or ModelError before anything starts, WorkerFailed when no worker is left,
+        RunHalted at a limit. The module changes only if the run succeeds.
         """
         from funcpipe.neighbours.history.comparing import file_server_run
         from funcpipe.neighbours.parameter_server.loops import nothing_changes
-        from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions, train_on_functions
-        from funcpipe.neighbours.parameter_server.on_machines import (
-            check_given,
-            cluster_of,
-            server_job_of,
-            train_on_cluster,
-        )
+        from funcpipe.neighbours.parameter_server.on_machines import check_given, cluster_of, server_job_of
         from funcpipe.neighbours.parameter_server.server_run import ServerRun
         from funcpipe.platforms.machine_catalog import load_market
 
         settings, order = settings_with(settings, keywords), SampleOrder(epochs=epochs, seed=seed, shuffle=shuffle)
-        chosen = checks.choice("updates", updates, Updates)
         prices = load_market(market) if isinstance(market, str) else market
         predicted = way if isinstance(way, Provision) else None
         cluster = cluster_of(way, prices, platform=platform, like=like) if isinstance(way, Provision) else way
@@ -189,22 +180,17 @@ class FuncPipe(Evaluating):
         run = ServerRun(
             global_batch=global_batch,
             micro_batch=micro_batch,
-            updates=chosen,
+            updates=checks.choice("updates", updates, Updates),
             save_every=save_every,
             watch=watch or nothing_changes,
         )
         learner = Learner(model=self.model, recipe=self._recipe, blocks=self._blocks, logged_notes=self._logged_notes)
         job = server_job_of(learner, dataset, order, settings, run)
-        if isinstance(cluster, ServerFunctions):
-            result = train_on_functions(job, cluster, run, settings, prices, limits=limits, way=predicted)
-            rented = cluster.platform != LOCAL
-        else:
-            result = train_on_cluster(job, cluster, run, settings, prices)
-            rented = cluster.address.is_shared
+        result, is_rented = _trained_around(cluster, job, run, settings, prices, limits=limits, way=predicted)
         self.model.load_state_dict(result.state_dict())
         self._learned = None
         if predicted is not None:
-            file_server_run(predicted, result, job, ran_on=prices.name if rented else LOCAL)
+            file_server_run(predicted, result, job, ran_on=prices.name if is_rented else LOCAL)
         return result
 
     def reset(self) -> None:
@@ -311,3 +297,23 @@ class FuncPipe(Evaluating):
             settings=settings,
             spec=self._spec,
         )
+
+
+def _trained_around(
+    cluster: "ServerCluster | ServerFunctions",
+    job: Job,
+    run: "ServerRun",
+    settings: RunSettings,
+    prices: Market,
+    *,
+    limits: RunLimits,
+    way: Provision | None,
+) -> tuple["ServerResult", bool]:
+    """Train around a parameter server on machines or functions; also return True if these are rented."""
+    from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions, train_on_functions
+    from funcpipe.neighbours.parameter_server.on_machines import train_on_cluster
+
+    if isinstance(cluster, ServerFunctions):
+        result = train_on_functions(job, cluster, run, settings, prices, limits=limits, way=way)
+        return result, cluster.platform != LOCAL
+    return train_on_cluster(job, cluster, run, settings, prices), cluster.address.is_shared

@@ -213,6 +213,12 @@ def _add_choices(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
         group, "--schedule", ["auto", *(kind.value for kind in ScheduleKind)], "auto", "order of the micro-batches"
     )
     add_choice(group, "--sync", ["auto", *(way.value for way in Sync)], "auto", "how replicas sum their gradients")
+    _add_places(group)
+    return group
+
+
+def _add_places(group: argparse._ArgumentGroup) -> None:
+    """Add the options for where state and messages lie, and for what they leave room."""
     group.add_argument(
         "--shard-optimizer", action="store_true", help="divide the optimiser's state among replicas (ZeRO stage 1)"
     )
@@ -235,7 +241,6 @@ def _add_choices(verb: argparse.ArgumentParser) -> argparse._ArgumentGroup:
     group.add_argument(
         "--replicas", metavar="N,N", help="degrees of data parallelism to consider (default: all that divide the batch)"
     )
-    return group
 
 
 def _add_pins(verb: argparse.ArgumentParser) -> None:

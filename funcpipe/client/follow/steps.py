@@ -3,6 +3,7 @@
 import functools
 import logging
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 from funcpipe.client.control.failures import awaited_by
@@ -32,10 +33,8 @@ def follow(
     job, known, reader = prepared.job, prepared.running or prepared.resumed, StepReader(prepared.storage, keys)
     polls, budget = StepPolls(prepared.faults.heartbeat_s), ClientBudget(prepared, keys)
     due = Validations(prepared, keys, supervisor, owner, polls)
-    losses = list(known.losses) if known is not None else []
-    skipped = list(known.skipped_steps) if known is not None else []
+    steps, progress, ended = _Steps(known), None, job.steps
     validations = list(known.validations) if known is not None else []
-    samples, began_s, progress, ended = 0, None, None, job.steps
 
     def stops_after(step: int) -> bool:
         if (report := due.after(step)) is None:
@@ -53,21 +52,15 @@ def follow(
         supervisor.step_ended()
         cost_usd = supervisor.cost_usd() + supervisor.requests_usd()
         budget.keep(cost_usd, done=step + 1, step_s=polls.step_s)
-        step_samples = sum(report.samples for report in reports)
-        losses.append(sum(report.loss_sum for report in reports) / step_samples)
-        skipped += [step] if any(report.skipped for report in reports) else []
-        if began_s is not None:
-            samples += step_samples
-        elif waited:  # the first step that this client saw end: from here on it knows how fast the run is
-            began_s = time.monotonic()
+        steps.add(step, reports, waited=waited)
         progress = Progress(
             step=step + 1,
             steps=job.steps,
-            loss=losses[-1],
-            samples_per_s=0.0 if began_s is None else samples / max(time.monotonic() - began_s, POLL_S),
+            loss=steps.losses[-1],
+            samples_per_s=steps.samples_per_s(),
             cost_usd=cost_usd,
             elapsed_s=supervisor.elapsed_s(),
-            skipped=len(skipped),
+            skipped=len(steps.skipped),
             learning_rate=reports[0].learning_rate,
         )
         on_progress(progress)
@@ -81,14 +74,38 @@ def follow(
         job.plan,
         job.prices,
         steps=ended,
-        losses=tuple(losses),
-        skipped_steps=tuple(skipped),
+        losses=tuple(steps.losses),
+        skipped_steps=tuple(steps.skipped),
         watched=supervisor.functions(),
         earlier_usd=(prepared.running or prepared.account).spent_usd,
         validations=tuple(validations),
         trained=None if job.epochs else NOTHING_LEARNED,
         outputs=load_outputs(prepared.storage, keys, job),
     )
+
+
+class _Steps:
+    """The steps that have ended, those that are `known` of earlier generations included: losses, and how fast."""
+
+    def __init__(self, known: RunRecord | ResumePoint | None) -> None:
+        self.losses = [] if known is None else list(known.losses)
+        self.skipped = [] if known is None else list(known.skipped_steps)
+        self._samples = 0
+        self._began_s: float | None = None
+
+    def add(self, step: int, reports: Sequence[StepReport], *, waited: bool) -> None:
+        """Add the reports of `step`, which had to be `waited` for unless it ended before this client looked."""
+        samples = sum(report.samples for report in reports)
+        self.losses.append(sum(report.loss_sum for report in reports) / samples)
+        self.skipped += [step] if any(report.skipped for report in reports) else []
+        if self._began_s is not None:
+            self._samples += samples
+        elif waited:  # the first step that this client saw end: from here on it knows how fast the run is
+            self._began_s = time.monotonic()
+
+    def samples_per_s(self) -> float:
+        """Return the samples per second of the steps that this client saw; 0 before it knows."""
+        return 0.0 if self._began_s is None else self._samples / max(time.monotonic() - self._began_s, POLL_S)
 
 
 class ClientBudget:

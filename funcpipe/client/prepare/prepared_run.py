@@ -180,13 +180,11 @@ def prepare(
     has_validation: bool = False,
     learned: Learned | None = None,
 ) -> PreparedRun:
-    """Check all that can be checked before `job` runs in `session`; `has_validation` says whether it is validated.
+    """Check all that can be checked before `job` runs in `session`; `has_validation` says whether it is validated, and
+    `learned` what a new run begins with.
 
-    A new run begins with what was `learned` before.
-
-    Raises PlanError, DataError, ModelError or PlatformRefused for a job that cannot run, RunUnknown for a run that
-    cannot be resumed, InvalidValue for a name that is taken, RunTaken for a run that another client owns, and
-    StorageError where the storage cannot be reached.
+    Raises PlanError, DataError, ModelError or PlatformRefused for a job that cannot run, RunUnknown for one that cannot
+    be resumed, InvalidValue for a name that is taken, RunTaken for another client's run, StorageError without storage.
     """
     has_validation = has_validation or job.evaluation is not None
     done, state = (0, None) if learned is None else (learned.epochs * job.batches.steps_per_epoch, learned.state)
@@ -195,23 +193,15 @@ def prepare(
     stages = make_stages(job, data)
     check_sizes(job.plan, session.like)
     check_stores(job.plan, session.storage_url, job.prices)
-    record = take_over_for(job, session, settings)
-    if record is not None and (begun := as_begun(job, record)) is not job:
-        job, stages = begun, make_stages(begun, data)
-    before, account = EarlierRun(), RunAccount()
-    if record is not None:
-        before = earlier_run(job, session, record, stages, from_start=settings.from_start)
-        if before.platform is None and settings.from_start:
-            stages = as_uploaded(session.storage, record, stages)
-        if before.resumed is not None:
-            done, state = before.resumed.step, before.resumed.state
-            _check_learning(job, has_validation=has_validation, done=done, state=state)
-    elif learned is not None:
+    record, before, job, stages = _earlier(job, stages, data, session, settings)
+    if before.resumed is not None:
+        done, state = before.resumed.step, before.resumed.state
+        _check_learning(job, has_validation=has_validation, done=done, state=state)
+    if record is None and learned is not None:
         learned.check(stage.module for stage in stages)
     platform = before.platform or session.functions()
     job = replace(job, prices=prices_at(platform.url, job.prices, given=settings.prices is not None))
-    if record is not None:
-        account = earlier_account(job, session.storage, record, before)
+    account = RunAccount() if record is None else earlier_account(job, session.storage, record, before)
     if before.platform is None:
         platform.check(job.plan, run_s=job.expected_s(done))
     if before.platform is None or before.resumed is None:
@@ -240,6 +230,21 @@ def prepare(
         estimate=estimate,
         collected_bytes=collected_bytes(job, stages),
     )
+
+
+def _earlier(
+    job: Job, stages: tuple[PreparedStage, ...], data: RunData, session: Session, settings: RunSettings
+) -> tuple[RunRecord | None, EarlierRun, Job, tuple[PreparedStage, ...]]:
+    """Return the record of the run that is to go on, if one is, and what it left; with the job and stages it has."""
+    record = take_over_for(job, session, settings)
+    if record is None:
+        return None, EarlierRun(), job, stages
+    if (begun := as_begun(job, record)) is not job:
+        job, stages = begun, make_stages(begun, data)
+    before = earlier_run(job, session, record, stages, from_start=settings.from_start)
+    if before.platform is None and settings.from_start:
+        stages = as_uploaded(session.storage, record, stages)
+    return record, before, job, stages
 
 
 def _estimate(
