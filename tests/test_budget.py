@@ -86,8 +86,5 @@ def test_the_whole_keeps_to_its_budget() -> None:
 
 
 def is_long(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
-    """Return True for a function whose body below its docstring is too long."""
-    if not isinstance(node, ast.FunctionDef):
-        return False
-    first = node.body[1] if ast.get_docstring(node) and len(node.body) > 1 else node.body[0]
-    return (node.end_lineno or 0) - first.lineno >= LINES_OF_A_FUNCTION
+    """Return True for a function that is too long, with its signature and its docstring."""
+    return isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= LINES_OF_A_FUNCTION
