@@ -9,8 +9,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeGuard
 
 import funcpipe
-from funcpipe.cli.job_file import verbs_of
-from funcpipe.cli.parser import build_parser
+from funcpipe.cli.commands import commands
 
 PACKAGE = Path(__file__).parents[1] / "funcpipe"
 
@@ -25,9 +24,9 @@ class Size(NamedTuple):
 
 ROOMS = {
     "analysis": Size(350, 5, 17),
-    "api": Size(270, 4, 4),
-    "cli": Size(2359, 9, 130),
-    "client": Size(4495, 46, 184),
+    "api": Size(272, 4, 4),
+    "cli": Size(1994, 12, 105),
+    "client": Size(4510, 47, 184),
     "comm": Size(1064, 21, 45),
     "core": Size(3067, 119, 204),
     "data": Size(525, 17, 18),
@@ -50,7 +49,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 580, 75_800, 80, 25
+MODULES, LINES, EXPORTED, VERBS = 580, 75_800, 80, 17
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 
@@ -79,7 +78,7 @@ def test_the_whole_keeps_to_its_budget() -> None:
     assert len(files) <= MODULES
     assert sum(text.count("\n") for text in files.values()) <= LINES
     assert len(funcpipe.__all__) <= EXPORTED
-    assert len(verbs_of(build_parser())) <= VERBS
+    assert len(commands().list_commands()) <= VERBS
     assert [path for path, text in files.items() if text.count("\n") > LINES_OF_A_FILE] == []
     functions = [node for text in files.values() for node in ast.walk(ast.parse(text)) if is_long(node)]
     assert [function.name for function in functions] == []

@@ -3,19 +3,20 @@
 Exit code 0: done; 1: a run failed; 2: the input cannot be used; 3, of `status`: no function works on the run any more.
 """
 
-import argparse
 import sys
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from funcpipe.cli.files import check_outputs
-from funcpipe.cli.job_file import parse
-from funcpipe.cli.parser import build_parser
+from funcpipe.cli.commands import parse
 from funcpipe.core import logs
 from funcpipe.core.process import end_output, ending_interrupts, prepare_streams, say
 from funcpipe.core.texts import printable
-from funcpipe.errors import FuncPipeError
+from funcpipe.errors import FuncPipeError, RunInterrupted
+
+if TYPE_CHECKING:
+    from funcpipe.cli.options import Options
 
 _WITH_FUNCTIONS = ("train", "verify", "evaluate", "predict")
 
@@ -27,9 +28,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     prepare_streams()
     warnings.formatwarning = _format_warning
     try:
-        options = parse(build_parser(), sys.argv[1:] if arguments is None else arguments)
+        options = parse(sys.argv[1:] if arguments is None else arguments)
         _begin_again(options)
         logs.configure(_log_level(options))
+        from funcpipe.cli.files import check_outputs
+
         check_outputs(options)
         with ending_interrupts():
             return int(options.run(options) or 0)
@@ -40,8 +43,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         say(f"funcpipe: {error}; nothing of funcpipe's own has failed")
         return 2
     except KeyboardInterrupt as interrupt:
-        from funcpipe.cli.interrupts import what_happened
-
         say(f"funcpipe: {what_happened(interrupt)}")
         return 1
     finally:
@@ -54,7 +55,7 @@ def is_program() -> bool:
     return file.name == "funcpipe" or file == Path(__file__).parents[1] / "__main__.py"
 
 
-def _begin_again(options: argparse.Namespace) -> None:
+def _begin_again(options: "Options") -> None:
     """Begin this command again with the allocator of functions, if it is to have some on this machine.
 
     They can then be forked from it, which saves loading torch a second time.
@@ -71,7 +72,23 @@ def as_before() -> None:
     logs.unset()
 
 
-def _log_level(options: argparse.Namespace) -> str | None:
+def what_happened(interrupt: BaseException | None) -> str:
+    """The state in which Ctrl-C left the run, if there was one, and what the user can do now.
+
+    Only the client knows whether it started a run or watched one that another process had started: it raises
+    RunInterrupted, which says so, also where a second Ctrl-C came while this command cleaned up. Any other
+    KeyboardInterrupt came before a run began, or after it had ended.
+    """
+    while interrupt is not None and not isinstance(interrupt, RunInterrupted):
+        interrupt = interrupt.__context__
+    if interrupt is None:
+        return "interrupted"
+    from funcpipe.client.control.commands import after_interrupt
+
+    return "\n".join([f"interrupted; run {interrupt.run}: {interrupt.state}", *after_interrupt(interrupt)])
+
+
+def _log_level(options: "Options") -> str | None:
     """The level of the log that -v or -q asks for; without them the environment decides."""
     if options.quiet:
         return "error"

@@ -1,58 +1,51 @@
-"""The files that a command writes.
+"""The files that a command writes: documents, pictures and trained models.
 
 An output may replace what an earlier command of the same kind wrote, as compilers and converters do. But a document
 replaces only a document of its own kind, and no output replaces a file that the command reads: a profile that was
-measured in the cloud is not lost by a wrong name after -o.
+measured in the cloud is not lost by a wrong name after -o. A model is written as safetensors or in torch's own format,
+by the file's extension.
 """
 
-import argparse
 import contextlib
 import os
 import re
 import stat
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any
 
+from funcpipe.cli.options import Declared, Options
 from funcpipe.errors import InputError
 
-_READ = ("profile", "plan", "spec", "predicted", "files", "requirements", "weights", "loss_model", "provision")
-"""The options, in some verb, that name files to read."""
-
-_OUTPUTS: dict[str, dict[str, str]] = {
-    "profile": {"output": "profile"},
-    "optimize": {"output": "plan", "figure": "", "report": ""},
-    "simulate": {"trace": "trace"},
-    "provision": {"figure": ""},
-    "fit-loss": {"output": ""},
-    "train": {"trace": "trace", "output": "", "averaged_output": "", "best": "", "loss_output": ""},
-    "predict": {"output": ""},
-    "export": {"output": ""},
-    "report": {"figure": "", "perfetto": "", "output": ""},
-    "platforms": {"output": "platform"},
-    "deploy": {"template_only": ""},
-}
-"""The options of each verb that name files to write, and the kind of document, if it is one."""
+SAFETENSORS, TORCH = ".safetensors", (".pt", ".pth")
+DEFAULT = "model.safetensors"
 
 _PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".eps", ".ps", ".webp")
 
 
-def check_outputs(options: argparse.Namespace) -> None:
+def check_outputs(options: Options) -> None:
     """Raise InputError, before any work is done, for a file that could not be written after it, or must not be."""
-    given = {name: getattr(options, name, None) for name in _READ}
-    named = [path for value in given.values() for path in (value if isinstance(value, list) else [value])]
-    inputs = {os.path.realpath(path) for path in named if isinstance(path, str)}
+    declared = [
+        (one, getattr(options, one.name or "", None)) for one in options.command.params if isinstance(one, Declared)
+    ]
+    named = [path for one, value in declared if one.reads for path in (value if isinstance(value, tuple) else [value])]
+    inputs = {os.path.realpath(path) for path in named if path is not None}
     written: dict[str, str] = {}
-    for name, kind in _OUTPUTS.get(options.verb, {}).items():
-        path = getattr(options, name)
-        if path is None:
+    for one, path in declared:
+        if one.writes is None or path is None:
             continue
+        name, kind, place = str(one.name), one.writes, os.path.realpath(path)
         check_writable([path])
         if name == "figure" and not path.lower().endswith(_PICTURES):
             raise InputError(f"{path} cannot be drawn: its name must end with {', '.join(_PICTURES)}")
-        if os.path.realpath(path) in inputs and not (kind and _kind_of(path) == kind):  # which is no input
+        if place in inputs and not (kind and _kind_of(path) == kind):  # which is no input
             raise InputError(f"{path} is read by this command and would be lost: write to another file")
-        if os.path.realpath(path) in written:
-            raise InputError(f"{path} is named twice as an output: {written[os.path.realpath(path)]} and {name}")
-        written[os.path.realpath(path)] = name
+        if place in written:
+            raise InputError(f"{path} is named twice as an output: {written[place]} and {name}")
+        written[place] = name
         _check_replaced(path, kind)
 
 
@@ -112,3 +105,77 @@ def _kind_of(path: str) -> str:
     with open(path, "rb") as file:
         found = re.match(rb'\s*\{\s*"format":\s*"funcpipe\.([\w-]+)/', file.read(200))
     return found[1].decode() if found else ""
+
+
+def check_model_file(path: str | None) -> None:
+    """Raise InputError for a file that no model is written to: by its extension, or because the place is not there."""
+    if path is None:
+        return
+    if Path(path).suffix not in (SAFETENSORS, *TORCH):
+        raise InputError(
+            f"{path} has no extension that says how a model is written: choose {SAFETENSORS}, or .pt or .pth for "
+            "what torch.load reads"
+        )
+    check_writable([path])
+
+
+def free_model_file() -> str:
+    """The default file for a model in the current folder: model.safetensors, or, where that exists, one with a number.
+
+    Raises InputError if nothing can be written there.
+    """
+    stem, extension = os.path.splitext(DEFAULT)
+    names = (DEFAULT if number == 1 else f"{stem}-{number}{extension}" for number in count(1))
+    path = next(name for name in names if not os.path.lexists(name))
+    check_writable([path])
+    return path
+
+
+def check_holds(path: str, state: Mapping[str, Any]) -> None:
+    """Raise InputError if the file `path` cannot hold a `state_dict`: safetensors has dense tensors alone."""
+    if Path(path).suffix != SAFETENSORS:
+        return
+    for name, value in state.items():
+        if not _is_storable(value):
+            kind = getattr(value, "dtype", None) or type(value).__name__
+            raise InputError(f"{path} cannot hold {name!r}, a {kind}: safetensors has no such value; use -o model.pt")
+
+
+def write_model(state: Mapping[str, Any], path: str) -> None:
+    """Write a `state_dict` to `path`, whole or not at all. Raises InputError if that fails.
+
+    Tied tensors are written under each of their names, so that `load_state_dict(load_file(path))` finds them all.
+    """
+    import safetensors.torch
+    import torch
+
+    write_to: Callable[[str], object] = partial(torch.save, dict(state))
+    if Path(path).suffix == SAFETENSORS:
+        tensors = {name: tensor.detach().clone().contiguous() for name, tensor in state.items()}
+        write_to = partial(safetensors.torch.save_file, tensors, metadata={"format": "pt"})
+    partly = f"{path}.part"
+    write_file(write_to, partly)
+    write_file(partial(os.replace, partly), path)
+
+
+def write_somewhere(state: Mapping[str, Any], path: str, run: str) -> None:
+    """Write what `run` has learned to `path`. If that fails, write it among temporary files, and raise InputError."""
+    try:
+        write_model(state, path)
+    except InputError as error:
+        elsewhere = os.path.join(tempfile.gettempdir(), f"{run}.pt")
+        write_model(state, elsewhere)
+        raise InputError(f"{error}; the trained model is in {elsewhere}") from error
+
+
+def _is_storable(value: Any) -> bool:
+    import safetensors.torch
+    import torch
+
+    if not isinstance(value, torch.Tensor) or value.layout is not torch.strided or value.is_quantized:
+        return False
+    try:
+        safetensors.torch.save({"value": torch.empty(0, dtype=value.dtype)})
+    except (ValueError, KeyError, RuntimeError):
+        return False
+    return True

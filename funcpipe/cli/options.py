@@ -1,199 +1,400 @@
-"""The common parts of all verbs' options: a verb and its help page, choices, logging."""
+"""How a verb and its options are declared, read and listed on help pages; and the options that several verbs share.
 
-import argparse
-import importlib
-from collections.abc import Callable, Iterable, Sequence
+An option reads as on a help page: `option("--epochs N", "passes over the data", whole(), 1)`. What other parts of the
+command line need to know of it stands there, too: its key in a job file, and whether it names a file to read or write.
+"""
+
+import difflib
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
+from enum import Enum
+from types import SimpleNamespace
 from typing import Any
 
-from funcpipe.cli.numbers import positive
-from funcpipe.core.process import write_out
+import click
+
+from funcpipe.errors import InputError
 
 FACTORY = "MODULE:FACTORY"
+METRIC = "NAME=MODULE:FACTORY"
+
+JOB_FILE = "funcpipe.job_file"
+"""Where a context has the path of the job file."""
+
+_MOST = 10**9
+"""More samples, steps, functions or megabytes than any job has, and still fast to plan with."""
 
 
-class HelpFormatter(argparse.RawDescriptionHelpFormatter):
-    """A help page with a usage line of what is required, and with the default of every option that has one."""
+def whole(low: int = 1, high: int = _MOST) -> Callable[[str], int]:
+    """The reader of a whole number from `low` to `high`."""
 
-    def __init__(self, prog: str, width: int | None = None) -> None:
-        super().__init__(prog, max_help_position=28, width=width)
+    def read(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value <= high:
+            raise ValueError(f"must be a whole number from {low} to {high}, got {text!r}")
+        return value
 
-    def add_usage(
-        self, usage: str | None, actions: Iterable[argparse.Action], groups: Iterable[Any], prefix: str | None = None
-    ) -> None:
-        """The usage without what may be left out, which the groups below it list."""
-        required = [action for action in actions if action.required or not action.option_strings]
-        words = [" ".join([*action.option_strings[-1:], _placeholder(action)]) for action in required]
-        super().add_usage(usage or " ".join(["%(prog)s", "[options]", *words]), required, [], prefix)
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        text, default = action.help, action.default
-        if text is None or not action.option_strings or "(default:" in text:
-            return text
-        if action.nargs == 0 or default is None or default == []:
-            return text
-        return f"{text} (default: {f'{default:g}' if isinstance(default, float) else default})"
+    return read
 
 
-class Verb(argparse.ArgumentParser):
-    """The parser of a verb. If some of its options are `common`, only `--help-all` shows the others."""
+def number(*, above: float | None = None, low: float | None = None) -> Callable[[str], float]:
+    """The reader of a finite number: any, one above `above`, or one that is at least `low`."""
+    rule = "a number" if above is None and low is None else f"above {above:g}" if low is None else f"at least {low:g}"
 
-    def __init__(self, *, summary: str = "", common: Sequence[str] = (), **settings: Any) -> None:
-        super().__init__(formatter_class=HelpFormatter, **settings)
-        self.summary, self.common = summary, common
-        if common:
-            self.add_argument("--help-all", action=PrintAndExit, page=Verb.format_all, help="show all options and exit")
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not math.isfinite(value) or (above is not None and value <= above) or (low is not None and value < low):
+            raise ValueError(f"must be {rule}, got {text!r}")
+        return value
 
-    def format_help(self) -> str:
-        """The page of `--help`."""
-        if not self.common:
-            return self.format_all()
-        options = {name: action for action in self._actions for name in action.option_strings}
-        page = self.formatter_class(prog=self.prog)
-        page.add_usage(None, self._actions, [])
-        page.add_text(self.description)
-        page.start_section("positional arguments")
-        page.add_arguments(action for action in self._actions if not action.option_strings)
-        page.end_section()
-        page.start_section("common options")
-        page.add_arguments(options[name] for name in (*self.common, "--help-all"))
-        page.end_section()
-        page.add_text(self.epilog)
-        return page.format_help()
+    return read
 
-    def format_all(self) -> str:
+
+positive = number(above=0)
+"""Seconds, dollars, rates: anything above 0."""
+
+not_negative = number(low=0)
+"""A share, or what time is worth: 0 or more."""
+
+Kind = Callable[[str], Any] | type[Enum] | click.ParamType[Any]
+"""How the text of an option is read: by a function that raises ValueError, or as one of a few choices."""
+
+
+class Options(SimpleNamespace):
+    """The values of a verb's options by name, with its `command` and the function to `run` with them."""
+
+
+class _Read(click.ParamType[Any]):
+    """A value that a function reads, which says what is wrong."""
+
+    name = "text"
+
+    def __init__(self, read: Callable[[str], Any]) -> None:
+        self._read = read
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Read a text; what is no text has been read."""
+        try:
+            return self._read(value) if isinstance(value, str) else value
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class Choice(click.Choice[str]):
+    """One of a few words: themselves, the members of an Enum, or `none` for None."""
+
+    def __init__(self, words: Iterable[str | Enum], *, none: str | None = None) -> None:
+        self._meant: dict[str, str | Enum | None] = {none: None} if none is not None else {}
+        self._meant |= {str(word.value) if isinstance(word, Enum) else word: word for word in words}
+        super().__init__(list(self._meant))
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """The member, or the word, that `value` names."""
+        if isinstance(value, Enum):
+            return value
+        if value not in self.choices:
+            self.fail(f"must be one of {', '.join(map(repr, self.choices))}, got {value!r}", param, ctx)
+        return self._meant[value]
+
+
+class Declared(click.Parameter):
+    """An option or an argument, with what the verbs' common machinery needs to know of it."""
+
+    group = ""
+    """The heading below which the help page lists it, and after a colon what the page says there."""
+    one_of = ""
+    """What it decides, as do others of which only one may be given."""
+    key: str | None = None
+    """Its key in the job file, TABLE.KEY: None stands for its name in the verb's table, an empty one for none."""
+    reads = False
+    writes: str | None = None
+    """The kind of document that it names a file for, empty for any other file; None if it names no output."""
+
+    def handle_parse_result(
+        self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
+    ) -> tuple[Any, list[str]]:
+        """Refuse what excludes each other, and what is no value; an option beats what the job file says instead."""
+        known = {name for param in ctx.command.params for name in param.opts}
+        value = opts.get(self.name or "")
+        for text in value if isinstance(value, list | tuple) else [value]:
+            if isinstance(text, str) and text.startswith("--") and text.partition("=")[0] in known:
+                raise click.BadParameter("expected one argument", ctx, self)
+        declared = [one for one in ctx.command.params if isinstance(one, Declared)]
+        rivals = [one for one in declared if one.one_of == self.one_of] if self.one_of else []
+        given = [one for one in rivals if one.name in opts and one is not self]
+        in_file = [one for one in rivals if one.name in (ctx.default_map or {})]
+        if given and self.name in opts:
+            raise click.BadParameter(f"not allowed with argument {named(given[0])}", ctx, self)
+        if given:
+            ctx.default_map = {name: value for name, value in (ctx.default_map or {}).items() if name != self.name}
+        elif len(in_file) > 1 and self.name not in opts:
+            keys = " and ".join(one.key_in(ctx.command) for one in in_file)
+            raise InputError(f"{ctx.meta[JOB_FILE]}: {keys} exclude each other: keep one")
+        return super().handle_parse_result(ctx, opts, args)
+
+    def key_in(self, verb: click.Command) -> str:
+        """The key of the job file, TABLE.KEY, that sets it for `verb`; empty if there is none."""
+        table = verb.table if isinstance(verb, Verb) else ""
+        if self.key is not None or not table:
+            return self.key or ""
+        return f"{table}.{self.opts[-1].removeprefix('--')}"
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """The row of the help page, with the default if there is one."""
+        text, default = getattr(self, "help", None) or "", self.default
+        first = ", ".join(self.opts) if isinstance(self, Option) else ""
+        names = " ".join(filter(None, [first, "" if self._is_flag else self.make_metavar(ctx)]))
+        if "(default:" in text or self._is_flag or self.required or default in (None, (), "") or not first:
+            return names, text
+        if not isinstance(default, str | int | float):  # click's own mark of an option without a default
+            return names, text
+        return names, f"{text} (default: {f'{default:g}' if isinstance(default, float) else default})"
+
+    @property
+    def _is_flag(self) -> bool:
+        return isinstance(self, Option) and (self.is_flag or self.count)
+
+
+class Option(Declared, click.Option):
+    """An option."""
+
+
+class Argument(Declared, click.Argument):
+    """A positional argument."""
+
+
+def option(
+    words: str,
+    help: str,
+    kind: Kind | None = None,
+    default: Any = None,
+    *,
+    of: type | None = None,
+    to: str = "",
+    needed: bool = False,
+    one_of: str = "",
+    key: str | None = None,
+    reads: bool = False,
+    writes: str | None = None,
+) -> Option:
+    """Declare an option by its names and, unless it is a flag, what follows, with `...` if it may be repeated.
+
+    Its value is called `to`. If that is a field of the dataclass `of`, it has the field's default and choices.
+    """
+    names = [word for word in words.split() if word.startswith("-")]
+    metavar, _, more = words.removeprefix(" ".join(names)).strip().partition(" ")
+    if of is not None:
+        field = to or names[-1].removeprefix("--").replace("-", "_")
+        default = next(each.default for each in fields(of) if each.name == field)
+        kind = kind or (type(default) if isinstance(default, Enum) else None)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        kind = Choice(kind)
+    elif kind is not None and not isinstance(kind, click.ParamType):
+        kind = _Read(kind)
+    if isinstance(kind, Choice) and not metavar:
+        metavar = "{" + ",".join(kind.choices) + "}"
+    settings: dict[str, Any] = {"is_flag": True, "default": bool(default), "flag_value": not default}
+    if metavar:
+        settings = {"metavar": metavar, "multiple": bool(more), "required": needed}
+        settings |= {"type": kind or (click.Path() if metavar == "FILE" else click.STRING)}
+        settings |= {} if default is None else {"default": default.value if isinstance(default, Enum) else default}
+    found = Option([*names, to] if to else names, help=help, **settings)
+    found.one_of, found.key, found.reads, found.writes = one_of, key, reads, writes
+    return found
+
+
+def argument(
+    words: str,
+    help: str,
+    to: str,
+    kind: click.ParamType[Any] | None = None,
+    default: str | None = None,
+    *,
+    needed: bool = True,
+    key: str = "",
+    reads: bool = False,
+) -> Argument:
+    """Declare a positional argument; with `...` after its name there may be several."""
+    metavar, _, more = words.partition(" ")
+    settings: dict[str, Any] = {"nargs": -1} if more else {"default": default} if default else {}
+    found = Argument([to], metavar=metavar, help=help, type=kind, required=needed, **settings)
+    found.key, found.reads = key, reads
+    return found
+
+
+def group(title: str, *options: Option | Iterable[Option]) -> list[Option]:
+    """Put options below a heading of the help page; after a colon, `title` has a sentence about them."""
+    found = [one for each in options for one in ([each] if isinstance(each, Option) else each)]
+    for one in found:
+        one.group = title
+    return found
+
+
+def named(param: click.Parameter) -> str:
+    """The name of an option or an argument in a message."""
+    return "/".join(param.opts) if isinstance(param, click.Option) else str(param.metavar or param.name)
+
+
+class Verb(click.Command):
+    """A verb. If some of its options are `common`, only `--help-all` shows the others."""
+
+    def __init__(self, *, example: str, common: Sequence[str], table: str, about: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.example, self.common, self.table, self.help = example, common, table, about
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the words; an option may be shortened as far as it is the only one that begins so."""
+        names = [name for param in self.get_params(ctx) for name in param.opts if name.startswith("--")]
+        whole = []
+        for word in args:
+            name, equals, value = word.partition("=")
+            near = (
+                [known for known in names if known.startswith(name)] if name.startswith("--") and name != "--" else []
+            )
+            whole.append(f"{near[0]}{equals}{value}" if len(near) == 1 else word)
+        return super().parse_args(ctx, whole)
+
+    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the page of `--help`."""
+        self._format(ctx, formatter, everything=not self.common)
+
+    def page_of_all(self, ctx: click.Context) -> str:
         """The page of `--help-all`."""
-        return super().format_help()
+        formatter = ctx.make_formatter()
+        self._format(ctx, formatter, everything=True)
+        return formatter.getvalue().rstrip("\n")
+
+    def _format(self, ctx: click.Context, formatter: click.HelpFormatter, *, everything: bool) -> None:
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        params = self.get_params(ctx)
+        _section(ctx, formatter, "positional arguments", [one for one in params if isinstance(one, Argument)])
+        options = [one for one in params if not isinstance(one, Argument)]
+        if everything:
+            for title in dict.fromkeys(["", *(getattr(one, "group", "") for one in options)]):
+                _section(ctx, formatter, title or "options", [o for o in options if getattr(o, "group", "") == title])
+        else:
+            by_name = {name: one for one in options for name in one.opts}
+            _section(ctx, formatter, "common options", [by_name[name] for name in (*self.common, "--help-all")])
+        formatter.write(f"\nexample:\n  {self.example}\n")
+
+    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the usage without what may be left out, which the groups below it list."""
+        arguments = [one for one in self.params if isinstance(one, Argument)]
+        words = [str(one.metavar) if one.required else f"[{one.metavar}]" for one in arguments]
+        words += [f"{one.opts[-1]} {one.metavar}" for one in self.params if isinstance(one, Option) and one.required]
+        formatter.write_usage(ctx.command_path, " ".join(["[options]", *words]), prefix="usage: ")
+
+    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write what the verb does."""
+        for paragraph in (self.help or "").split("\n\n"):
+            formatter.write_paragraph()
+            formatter.write_text(paragraph)
 
 
-class PrintAndExit(argparse._HelpAction):
-    """An action, as that of `--help`, which prints the text that `page` returns for the parser."""
-
-    def __init__(self, option_strings: Sequence[str], *, page: Callable[[Any], str], **settings: Any) -> None:
-        super().__init__(option_strings, **settings)
-        self._page = page
-
-    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
-        """Print, and end the command."""
-        write_out(self._page(parser).rstrip())
-        parser.exit()
+def _section(ctx: click.Context, formatter: click.HelpFormatter, title: str, params: Sequence[click.Parameter]) -> None:
+    heading, _, about = title.partition(": ")
+    rows = [row for row in (one.get_help_record(ctx) for one in params) if row is not None]
+    if rows:
+        with formatter.section(heading):
+            if about:
+                formatter.write_text(about)
+                formatter.write_paragraph()
+            formatter.write_dl(rows, col_max=24)
 
 
-def _placeholder(action: argparse.Action) -> str:
-    text = action.metavar or ("{" + ",".join(action.choices) + "}" if action.choices else action.dest)
-    return f"[{text}]" if action.nargs == argparse.OPTIONAL else str(text)
+def verb(
+    example: str,
+    *params: Declared | Sequence[Option],
+    common: Sequence[str] = (),
+    table: str = "",
+    about: str = "",
+) -> Callable[[Callable[[Options], int | None]], Verb]:
+    """Make a verb of a function. `table` is that of the job file in which its options have keys."""
+    declared = [one for each in params for one in ([each] if isinstance(each, Declared) else each)]
 
+    def made(run: Callable[[Options], int | None]) -> Verb:
+        def parsed(**values: Any) -> Options:
+            context = click.get_current_context()
+            return Options(run=run, verb=context.command_path.partition(" ")[2], command=context.command, **values)
 
-def add_verb(
-    verbs: Any, name: str, summary: str, example: str, module: str, common: Sequence[str] = ()
-) -> argparse.ArgumentParser:
-    """Add a verb with a function of its name (_ for -) in `module` of `funcpipe.cli`, imported when it is called."""
-    verb: argparse.ArgumentParser = verbs.add_parser(
-        name,
-        help=summary,
-        summary=summary,
-        description=summary[0].upper() + summary[1:] + ".",
-        epilog=f"example:\n  {example}",
-        common=common,
-    )
-
-    def run(options: argparse.Namespace) -> int | None:
-        function: Callable[[argparse.Namespace], int | None] = getattr(
-            importlib.import_module(f"funcpipe.cli.{module}"), name.replace("-", "_")
+        return Verb(
+            name=run.__name__.replace("_", "-"),
+            callback=parsed,
+            params=[*declared, *_of_all(bool(common))],
+            example=example,
+            common=common,
+            table=table,
+            about=about,
+            context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
         )
-        return function(options)
 
-    verb.set_defaults(run=run, verb=name)
-    verb.add_argument(
-        "--job",
-        metavar="FILE",
-        help="file with options of this and other verbs (default: funcpipe.toml, if it is here)",
+    return made
+
+
+def _of_all(with_help_all: bool) -> list[click.Parameter]:
+    """The options of all verbs."""
+    job = option(
+        "--job FILE", "file with options of this and other verbs (default: funcpipe.toml, if it is here)", key=""
     )
-    verb.add_argument("--json", action="store_true", help="print the result as JSON")
-    volume = verb.add_mutually_exclusive_group()
-    volume.add_argument(
-        "-v",
-        "--verbose",
-        action="count",
-        default=0,
-        help="log to stderr what happens; -vv adds details (or set FUNCPIPE_LOG=info, FUNCPIPE_LOG=debug)",
-    )
-    volume.add_argument("-q", "--quiet", action="store_true", help="no progress bar, and log errors only")
-    return verb
+    job.is_eager, job.callback, job.expose_value = True, _read_job, False
+    text = "log to stderr what happens; -vv adds details (or set FUNCPIPE_LOG=info, FUNCPIPE_LOG=debug)"
+    verbose = Option(["-v", "--verbose"], count=True, help=text)
+    verbose.one_of, verbose.key = "volume", ""
+    found = [
+        job,
+        option("--json", "print the result as JSON", key=""),
+        verbose,
+        option("-q --quiet", "no progress bar, and log errors only", one_of="volume", key=""),
+    ]
+    if with_help_all:
+        everything = option("--help-all", "show all options and exit", key="")
+        everything.is_eager, everything.callback, everything.expose_value = True, _print_all, False
+        found.append(everything)
+    return [*found]
 
 
-def add_choice(verb: argparse._ActionsContainer, name: str, choices: list[str], default: str, help_text: str) -> None:
-    """Add an option that takes one of `choices`."""
-    verb.add_argument(name, choices=choices, default=default, help=help_text)
+def _read_job(ctx: click.Context, param: click.Parameter, named: str | None) -> None:
+    from funcpipe.cli.job_file import read_into
+
+    if not ctx.resilient_parsing:
+        read_into(ctx, named)
 
 
-def add_platform(verb: argparse._ActionsContainer, *, default: str | None) -> None:
-    """Add the option of the platform to plan for, by name or from a file."""
-    choice = verb.add_mutually_exclusive_group()
-    text = "platform to plan for, with ?region=REGION for another region; `funcpipe platforms` lists them"
-    choice.add_argument(
-        "--platform", metavar="NAME", default=default, help=text if default else f"{text} (default: the profile's)"
-    )
-    choice.add_argument("--spec", metavar="FILE", help="a platform specification of your own, instead of --platform")
+def _print_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing and isinstance(ctx.command, Verb):
+        click.echo(ctx.command.page_of_all(ctx))
+        ctx.exit()
 
 
-def add_model(verb: argparse._ActionsContainer) -> None:
-    """Add the option of the model, a factory."""
-    verb.add_argument("model", metavar=FACTORY, help="factory that returns the model, an nn.Module")
+def refusal(error: click.UsageError) -> InputError:
+    """What is wrong on a command line, as an error of ours: the argument, the fact and, where there is one, a hint."""
+    context, text = error.ctx, error.format_message()
+    if isinstance(error, click.MissingParameter) and context is not None:
+        given = {name for name, value in context.params.items() if value not in (None, ())}
+        given |= (context.default_map or {}).keys()
+        missing = [one for one in context.command.params if one.required and one.name not in given]
+        text = f"the following arguments are required: {', '.join(map(named, missing))}"
+    elif isinstance(error, click.NoSuchOption):
+        text = f"unrecognized arguments: {error.option_name}{hint(error.option_name, error.possibilities or ())}"
+    elif isinstance(error, click.BadParameter) and error.param is not None:
+        text = f"argument {named(error.param)}: {error.message}"
+    return InputError(f"{text} (see {context.command_path} --help)" if context is not None else text)
 
 
-def add_loss(verb: argparse._ActionsContainer) -> None:
-    """Add the option of the loss."""
-    verb.add_argument(
-        "--loss",
-        metavar="MODULE:FUNCTION",
-        default="torch.nn.functional:cross_entropy",
-        help="loss of output and target, or `own` if the model's output has a `loss`",
-    )
+def hint(name: str, known: Iterable[str]) -> str:
+    """A question for what is near to `name`, if anything is."""
+    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def add_blocks(verb: argparse._ActionsContainer) -> None:
-    """Add the option of modules that are not divided."""
-    verb.add_argument(
-        "--block",
-        dest="blocks",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="make the module at this path one layer, whatever is inside; may be given several times",
-    )
-
-
-def add_teachers(verb: argparse._ActionsContainer) -> None:
-    """Add the option of parts of the model that average others."""
-    verb.add_argument(
-        "--teacher",
-        dest="teachers",
-        action="append",
-        default=[],
-        metavar="STUDENT:TEACHER:DECAY",
-        help="after each step let the module at the path TEACHER become DECAY of itself and 1 - DECAY of the one at "
-        "STUDENT; may be given several times; give the same to profile and to train",
-    )
-
-
-def add_precision(verb: argparse._ActionsContainer, *, default: str | None) -> None:
-    """Add the option of the precision."""
-    also = "" if default else " (default: the plan's)"
-    verb.add_argument(
-        "--precision",
-        choices=["fp32", "bf16", "fp16"],
-        default=default,
-        help=f"compute in this format under autocast, with parameters in fp32{also}",
-    )
-
-
-def add_limits(verb: argparse._ActionsContainer) -> None:
-    """Add the limits of a run's cost and time."""
-    verb.add_argument("--max-usd", type=positive, metavar="USD", help="stop before the run costs more than this")
-    verb.add_argument("--deadline", type=positive, metavar="SECONDS", help="stop before the run takes longer than this")
-
-
-def add_measuring(verb: argparse._ActionsContainer) -> None:
-    """Add the options of functions that are started to measure."""
-    verb.add_argument("--like", metavar="NAME", help="give local functions the limits of this platform")
-    verb.add_argument("--max-usd", type=positive, metavar="USD", help="spend no more than this on functions")
+def fields_of(kind: type, options: Options) -> dict[str, Any]:
+    """The fields of a dataclass that options are called after, with what the options say."""
+    return {field.name: getattr(options, field.name) for field in fields(kind) if hasattr(options, field.name)}

@@ -8,37 +8,38 @@ import pytest
 
 import funcpipe
 from funcpipe.cli import main
-from funcpipe.cli.job_file import verbs_of
-from funcpipe.cli.parser import build_parser
+from funcpipe.cli.commands import OLD_NAMES, commands
 from funcpipe.partitioner import solvers
 
-VERBS = (
-    *("profile", "optimize", "explain", "simulate", "provision", "fit-loss", "train", "train-server", "verify"),
-    *("report", "platforms", "status", "watch", "stop", "clean", "key", "deploy", "destroy", "logs", "completion"),
-)
+VERBS = tuple(commands().verbs())
 
 HELP = ("--help", "--help-all")
 
 
 @pytest.mark.parametrize("verb", VERBS)
 def test_every_verb_has_help_with_an_example(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """What examples name is in the package."""
     with pytest.raises(SystemExit) as ended:
-        main([verb, "--help"])
+        main([*verb.split(), "--help"])
     assert ended.value.code == 0
     text = capsys.readouterr().out
     assert text.startswith(f"usage: funcpipe {verb} [options]")
-    assert f"example:\n  funcpipe {verb}" in text or f"$(funcpipe {verb} " in text
-
-
-def test_what_examples_name_is_in_the_package() -> None:
-    pages = [verb.format_help() for verb in verbs_of(build_parser()).values()]
-    named = {name for page in pages for name in re.findall(r"([\w.]+:\w+)", page.partition("example:")[2])}
-    ours = {name for name in named if name.startswith("funcpipe.")}
-    assert len(ours) >= 4
-    for name in ours:
+    example = text.partition("example:")[2]
+    assert f"  funcpipe {verb}" in example or f"$(funcpipe {verb} " in example
+    for name in re.findall(r"([\w.]+:\w+)", example):
         module, _, factory = name.partition(":")
-        assert callable(getattr(importlib.import_module(module), factory))
-    assert not {name for name in named - ours if not name.startswith(("aws-lambda", "file"))}
+        if module.startswith("funcpipe."):
+            assert callable(getattr(importlib.import_module(module), factory))
+        else:
+            assert module in ("aws-lambda", "file")
+
+
+@pytest.mark.parametrize(("old", "new"), [*OLD_NAMES.items(), ("provision", "provision compare")])
+def test_former_names_of_verbs_still_work(old: str, new: str, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--storage", "URL"] if new.startswith("run") else []
+    for name in (old, new):
+        assert main([*name.split(), *words]) == 2
+        assert f"(see funcpipe {new} --help)" in capsys.readouterr().err
 
 
 def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[str]) -> None:
@@ -49,12 +50,21 @@ def test_the_version_is_that_of_the_distribution(capsys: pytest.CaptureFixture[s
     assert re.fullmatch(r"\d+\.\d+\.\d+.*", funcpipe.__version__)
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_a_shell_completes_verbs_and_options(shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_a_shell_asks_the_command_how_words_go_on(
+    shell: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
-    assert "--global-batch" in script
-    assert "simulate" in script
+    assert f"_FUNCPIPE_COMPLETE={shell}_complete" in script
+    monkeypatch.setenv("_FUNCPIPE_COMPLETE", "bash_complete")
+    asked = {"optimize --gl": "--global-batch", "run sta": "status", "optimize --wire b": "bf16", "com": "completion"}
+    for words, expected in asked.items():
+        monkeypatch.setenv("COMP_WORDS", f"funcpipe {words}")
+        monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
+        with pytest.raises(SystemExit):
+            main([])
+        assert f"plain,{expected}" in capsys.readouterr().out.splitlines()
 
 
 def help_of(*words: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -70,12 +80,12 @@ def test_the_overview_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(lines) <= 40
     assert max(map(len, lines[: lines.index("example:")])) <= 80
     listed = [line[14:].split()[0] for line in lines if line.startswith("  ") and not line.startswith("  funcpipe")]
-    assert listed == list(verbs_of(build_parser()))
+    assert listed == [verb.split()[-1] for verb in VERBS]
 
 
 @pytest.mark.parametrize("verb", ["optimize", "train"])
 def test_a_dozen_options_come_first(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = verbs_of(build_parser())[verb]
+    parser = commands().verbs()[verb]
     assert 12 <= len(parser.common) <= 13
     common, everything = (set(re.findall(r"--[\w-]+", help_of(verb, word, capsys=capsys))) for word in HELP)
     assert {*parser.common, "--help-all"} <= common
@@ -85,7 +95,7 @@ def test_a_dozen_options_come_first(verb: str, capsys: pytest.CaptureFixture[str
 
 def test_help_tells_every_verb_every_solver_and_the_defaults(capsys: pytest.CaptureFixture[str]) -> None:
     overview = help_of("--help", capsys=capsys)
-    assert all(f" {verb} " in overview for verb in VERBS)
+    assert all(f" {verb.split()[-1]} " in overview for verb in VERBS)
     planning = help_of("optimize", "--help-all", capsys=capsys)
     assert all(solver in planning for solver in solvers())
     training = help_of("train", "--help-all", capsys=capsys)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from funcpipe.cli import main
-from funcpipe.cli.provision_files import plan_in
+from funcpipe.cli.provision import plan_in
 from funcpipe.core import ModelProfile, Plan, ProvisionTable, WayRun, from_text, read, write
 from funcpipe.errors import InputError
 from funcpipe.neighbours.history.correction import fit

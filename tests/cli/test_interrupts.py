@@ -1,6 +1,6 @@
 """What is said after Ctrl-C."""
 
-from funcpipe.cli.interrupts import what_happened
+from funcpipe.cli import what_happened
 from funcpipe.errors import RunInterrupted
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 
 from funcpipe.cli import job_file
-from funcpipe.cli.parser import build_parser
+from funcpipe.cli.commands import parse
+from funcpipe.core import Numerics, Wire
 from funcpipe.errors import InputError
 
 JOB = """
@@ -49,25 +50,25 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def options(*words: str) -> dict[str, object]:
-    return vars(job_file.parse(build_parser(), words))
+    return vars(parse(words))
 
 
 @pytest.mark.parametrize(
     ("verb", "expected"),
     [
         ("profile", {"model": "digits:model", "sample": "digits:sample", "micro_batch": 16, "platform": "local"}),
-        ("profile", {"blocks": ["encoder", "decoder"], "output": "profile.json", "layers": 30}),
-        ("optimize", {"profile": "profile.json", "global_batch": 64, "replicas": "1,2", "output": "plan.json"}),
-        ("optimize", {"deadline": 2.0, "shard_optimizer": True, "wire_sync": "bf16", "numerics": "exact"}),
+        ("profile", {"blocks": ("encoder", "decoder"), "output": "profile.json", "layers": 30}),
+        ("optimize", {"profile": "profile.json", "global_batch": 64, "replicas": (1, 2), "output": "plan.json"}),
+        ("optimize", {"deadline": 2.0, "shard_optimizer": True, "wire_sync": Wire.BF16, "numerics": Numerics.EXACT}),
         ("explain", {"plan": "plan.json", "profile": None, "platform": None}),
         ("simulate", {"plan": "plan.json", "profile": None, "platform": None}),
         ("train", {"model": "digits:model", "data": "digits:train_data", "plan": "plan.json", "epochs": 6}),
-        ("train", {"optimizer": "digits:optimizer", "max_usd": 0.5, "deadline": None, "run_name": "digits"}),
+        ("train", {"optimizer": "digits:optimizer", "max_usd": 0.5, "deadline_s": None, "name": "digits"}),
         ("train", {"platform": "aws-lambda://mine?region=eu-central-1", "output": "model.safetensors", "spec": None}),
         ("verify", {"model": "digits:model", "data": "digits:train_data", "plan": "plan.json", "steps": 3}),
-        ("train", {"validation_data": "digits:test_data", "metrics": ["error=digits:error_rate"], "patience": 3}),
+        ("train", {"validation_data": "digits:test_data", "metrics": ("error=digits:error_rate",), "patience": 3}),
         ("evaluate", {"model": "digits:model", "data": "digits:test_data", "plan": "plan.json", "loss": "digits:loss"}),
-        ("evaluate", {"metrics": ["error=digits:error_rate"], "platform": "aws-lambda://mine?region=eu-central-1"}),
+        ("evaluate", {"metrics": ("error=digits:error_rate",), "platform": "aws-lambda://mine?region=eu-central-1"}),
         ("status", {"name": "digits", "storage": "s3://bucket/runs"}),
         ("stop", {"name": "digits", "storage": "s3://bucket/runs", "wait": 60.0}),
         ("clean", {"name": "digits", "storage": "s3://bucket/runs"}),
@@ -87,7 +88,7 @@ def test_the_command_line_wins() -> None:
     assert options("train", "other:model", "--epochs", "2", "--data", "d:d")["model"] == "other:model"
     assert options("train", "--epochs=2")["epochs"] == 2
     assert options("train", "--epo", "2")["epochs"] == 2
-    assert options("profile", "--block", "head")["blocks"] == ["head"]
+    assert options("profile", "--block", "head")["blocks"] == ("head",)
     found = options("optimize", "--budget", "3")
     assert (found["budget"], found["deadline"]) == (3.0, None)
     found = options("optimize", "--spec", "mine.json")
@@ -101,7 +102,7 @@ def test_another_file_can_be_named_and_none_is_needed(job: Path, tmp_path: Path)
     job.rename(tmp_path / "job.toml")
     assert options("train", "--job", "job.toml")["epochs"] == 6
     assert options("train", "--job=job.toml", "--epochs", "1")["epochs"] == 1
-    with pytest.raises(SystemExit):
+    with pytest.raises(InputError, match="arguments are required: MODULE:FACTORY, --plan, --data"):
         options("train")
     with pytest.raises(InputError, match=r"nowhere.toml: cannot be read"):
         options("train", "--job", "nowhere.toml")

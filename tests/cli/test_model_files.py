@@ -11,8 +11,14 @@ import torch
 from torch import nn
 
 from funcpipe.cli import main
-from funcpipe.cli.files import write_file
-from funcpipe.cli.model_files import check_holds, check_model_file, free_model_file, write_model, write_somewhere
+from funcpipe.cli.files import (
+    check_holds,
+    check_model_file,
+    free_model_file,
+    write_file,
+    write_model,
+    write_somewhere,
+)
 from funcpipe.core import write
 from funcpipe.errors import InputError
 from tests.e2e import small

@@ -1,6 +1,5 @@
 """The verbs that start runs and look at them, on runs of which only the storage is real."""
 
-import argparse
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -11,9 +10,10 @@ import torch
 from torch import nn
 
 from funcpipe.api import FuncPipe
-from funcpipe.cli import main, train_verbs
-from funcpipe.cli.parser import build_parser
-from funcpipe.cli.train_values import checked_plan, model_with
+from funcpipe.cli import main
+from funcpipe.cli.commands import parse
+from funcpipe.cli.options import Options
+from funcpipe.cli.train import checked_plan, model_with
 from funcpipe.core import Busy, Interval, OptimizerKind, write
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import RunInterrupted
@@ -131,7 +131,7 @@ def test_a_run_that_is_left_says_how_to_find_it(
         return "left"
 
     monkeypatch.setattr(FuncPipe, "start", start)
-    monkeypatch.setattr(train_verbs, "precheck", lambda *_: None)
+    monkeypatch.setattr("funcpipe.client.prepare.precheck.precheck", lambda *_: None)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     words = ["--detach", "--storage", "s3://bucket/runs?region=x", "--run", "left", "--epochs", "7"]
@@ -213,19 +213,19 @@ def schedule(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRSch
     return torch.optim.lr_scheduler.StepLR(optimizer, 2)
 
 
-def model_of(options: argparse.Namespace) -> FuncPipe:
+def model_of(options: Options) -> FuncPipe:
     return model_with(options, checked_plan(options))
 
 
 @pytest.mark.usefixtures("plan")
 def test_schedule_and_average_are_the_ones_that_were_named() -> None:
     words = ["--scheduler", "tests.cli.test_runs:schedule", "--scheduler-interval", "step", "--ema", "0.9"]
-    pipe = model_of(build_parser().parse_args([*TRAIN, *words]))
+    pipe = model_of(parse([*TRAIN, *words]))
     recipe = pipe._recipe
     assert recipe.scheduler is not None
     assert recipe.scheduler.__name__ == "schedule"
     assert (recipe.scheduler_interval, recipe.average) == (Interval.STEP, EMA(decay=0.9))
-    pipe = model_of(build_parser().parse_args(TRAIN))
+    pipe = model_of(parse(TRAIN))
     assert (pipe._recipe.scheduler, pipe._recipe.average) == (None, None)
 
 
@@ -258,6 +258,6 @@ def test_the_optimiser_is_the_one_that_was_named_or_else_the_plan_s(
     kind: OptimizerKind, words: list[str], expected: dict[str, float]
 ) -> None:
     write(replace(small.plan(2, 1), optimizer=kind), "plan.json")
-    pipe = model_of(build_parser().parse_args([*TRAIN, *words]))
+    pipe = model_of(parse([*TRAIN, *words]))
     optimizer = pipe._recipe.optimizer([nn.Parameter(torch.zeros(1))])
     assert {name: optimizer.defaults[name] for name in expected} == expected

@@ -37,7 +37,7 @@ def test_a_reader_that_has_read_enough_is_no_failure(verb: list[str]) -> None:
     with unread("stdout"):
         try:
             code: object = main(verb)
-        except SystemExit as end:  # as argparse ends
+        except SystemExit as end:  # after a page
             code = end.code
     assert code in (0, None)
 
@@ -53,7 +53,7 @@ def test_what_is_lost_elsewhere_is_a_failure(
     def loses(*_: object) -> None:
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr("funcpipe.cli.platform_verbs.load_spec", loses)
+    monkeypatch.setattr("funcpipe.cli.measure.load_spec", loses)
     assert main(["platforms"]) == 2
     assert "Broken pipe" in capsys.readouterr().err
 

@@ -11,7 +11,7 @@ import pytest
 
 from funcpipe.api import FuncPipe
 from funcpipe.cli import main
-from funcpipe.cli.train_loggers import callbacks
+from funcpipe.cli.train import callbacks
 from funcpipe.client.prepare.prepared_run import Confirm
 from funcpipe.core import JobEstimate, JobItem, write
 from funcpipe.errors import InputError
@@ -43,7 +43,7 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return "left"
 
     monkeypatch.setattr(FuncPipe, "start", start)
-    monkeypatch.setattr("funcpipe.cli.train_verbs.storage_url", lambda options: "s3://bucket/runs")
+    monkeypatch.setattr("funcpipe.cli.train.storage_url", lambda options: "s3://bucket/runs")
     return runs
 
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from funcpipe.cli.parser import build_parser
+from funcpipe.cli.commands import parse
 from funcpipe.client.control.commands import after_failure, after_removal
 from funcpipe.client.control.failures import awaited_by, final_failure, first_failure, how_it_ended
 from funcpipe.core import Busy, LeaseDocument, Outcome, WorkerReport
@@ -119,14 +119,13 @@ def test_the_next_commands_are_commands() -> None:
         *after_removal("run-1", "local:///x"),
         *after_removal("run-1", "aws-lambda://f"),
     ]
-    parser = build_parser()
     for line in told:
         _, _, command = line.partition(": ")
         words = [word.strip("'") for word in command.split()]
         if words[1] == "train":
             assert words[2] == "..."
             words[2:3] = ["m:f", "--plan", "plan.json", "--data", "m:g"]
-        options = parser.parse_args(words[1:])
+        options = parse(words[1:])
         assert "run-1" in (
             getattr(options, "name", None),
             getattr(options, "resume", None),

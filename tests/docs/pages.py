@@ -17,8 +17,7 @@ from sybil.evaluators.python import PythonEvaluator
 from sybil.parsers.markdown import CodeBlockParser, SkipParser
 
 from funcpipe.cli import main
-from funcpipe.cli.job_file import parse as parse_options
-from funcpipe.cli.parser import build_parser
+from funcpipe.cli.commands import parse as parse_options
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -142,7 +141,7 @@ class _File:
         file = self._folder / named.group(1)
         file.write_text(example.parsed)
         if file.suffix == ".toml":
-            assert parse_options(build_parser(), ["optimize", "--job", str(file)]).run  # which checks all values
+            assert parse_options(["optimize", "--job", str(file)])  # which checks all values
 
 
 class _Shell:

@@ -1,12 +1,11 @@
 """Every block of code in README and docs is run, or marked with why it is not; what is not run is at least parsed."""
 
-import argparse
 import re
 from pathlib import Path
 
 import pytest
 
-from funcpipe.cli.parser import build_parser
+from funcpipe.cli.commands import parse
 from tests.docs.pages import PAGES, ROOT, RUN, SHOWN, WHY_NOT, Block, blocks, commands, fences, run
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
@@ -42,18 +41,17 @@ def test_python_that_is_not_run_is_python() -> None:
 def test_commands_that_are_not_run_exist() -> None:
     """With these options, which the parser of the command line admits; modules and targets of make are there."""
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), flags=re.MULTILINE))
-    parser = build_parser()
     for block in not_run("shell"):
-        check_commands(block, targets, parser)
+        check_commands(block, targets)
 
 
-def check_commands(block: Block, targets: set[str], parser: argparse.ArgumentParser) -> None:
+def check_commands(block: Block, targets: set[str]) -> None:
     found = [words for words in commands(block.text) if words[0] in ("funcpipe", "python", "make", "pip")]
     assert found, str(block)
     for words in found:
         match words:
             case ["funcpipe", *arguments]:
-                assert callable(parser.parse_args(arguments).run), str(block)
+                assert parse(arguments), str(block)
             case ["python", "-m", module, *_]:
                 assert (ROOT / f"{module.replace('.', '/')}.py").exists(), str(block)
             case ["make", target, *_]:

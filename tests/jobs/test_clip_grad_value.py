@@ -90,8 +90,8 @@ def test_sparse_gradients_cannot_be_clipped_by_value(sparse: bool) -> None:
 
 
 def test_the_command_line_clips_by_value() -> None:
-    from funcpipe.cli.parser import build_parser
+    from funcpipe.cli.commands import parse
 
     words = ("train", "models:net", "--plan", "plan.json", "--data", "models:data", "--clip-grad-value", "0.5")
-    options = build_parser().parse_args(words)
+    options = parse(words)
     assert options.clip_grad_value == 0.5

@@ -7,8 +7,8 @@ import pytest
 from torch import nn
 
 from funcpipe import FuncPipe, Teacher
-from funcpipe.cli.parser import build_parser
-from funcpipe.cli.train_values import teachers_of
+from funcpipe.cli.commands import parse
+from funcpipe.cli.training import teachers_of
 from funcpipe.errors import InputError, InvalidValue, ModelError
 from funcpipe.training.averaging import check_decays, warn_of_copies
 from tests.jobs.scripts import SGD, job_of
@@ -84,8 +84,8 @@ def test_a_frozen_copy_that_nothing_updates_is_warned_of(caplog: pytest.LogCaptu
 
 def test_teachers_on_the_command_line() -> None:
     words = ["profile", "my:model", "--sample", "my:sample", "--teacher", "student:teacher:0.9", "--teacher", "a.b:c:1"]
-    given = build_parser().parse_args(words).teachers
-    assert teachers_of(given) == [TEACHER, Teacher(student="a.b", teacher="c", decay=1.0)]
+    options = parse(words)
+    assert teachers_of(options.teachers) == [TEACHER, Teacher(student="a.b", teacher="c", decay=1.0)]
     for text in ("student:teacher", "student:teacher:much"):
         with pytest.raises(InputError, match=f"--teacher {text}: give STUDENT:TEACHER:DECAY, such as student:teacher:"):
             teachers_of([text])

@@ -17,7 +17,7 @@ from funcpipe.core.distribution import requirements
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.allocator import PACKAGE, variables
 
-_ONLY_FOR_PLANNING = {"pyomo", "highspy", "rich", "shtab"}
+_ONLY_FOR_PLANNING = {"pyomo", "highspy", "rich", "click"}
 _BASE = "public.ecr.aws/docker/library/python:{version}-slim"
 _IMAGE = re.compile(
     r"[a-z0-9]+(?:[._-]+[a-z0-9]+)*(?::\d+)?(?:/[a-z0-9]+(?:[._-]+[a-z0-9]+)*)*(?::\w[\w.-]{0,127})?(?:@sha256:[0-9a-f]{64})?",

@@ -1,27 +1,30 @@
-"""The verbs that set up and remove deployments, and the one that shows logs."""
+"""The verbs deploy and destroy: what a cloud needs for runs, and the task file that SkyPilot rents machines by."""
 
-import argparse
 import dataclasses
 import importlib
 import json
 import re
-import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from funcpipe import show as render
-from funcpipe.cli.deploy_arguments import SKY
 from funcpipe.cli.files import write_file
-from funcpipe.cli.log_lines import is_wanted, run_lines
-from funcpipe.cli.sky_file import write_sky_file
+from funcpipe.cli.options import Choice, Option, Options, argument, group, option, verb, whole
+from funcpipe.cli.provision import chosen_way
 from funcpipe.core import Plan, read
 from funcpipe.core.distribution import needed_from
 from funcpipe.core.process import say, write_out
+from funcpipe.core.settings import KEEP_DAYS, LEAST_KEEP_DAYS
 from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import load_spec
+from funcpipe.platforms.machine_catalog import load_market
+from funcpipe.platforms.ray.sky_task import SkyJob, sky_text
 from funcpipe.platforms.shared.data_buckets import data_bucket
 from funcpipe.platforms.shared.package import read_requirements
+
+_SKY = "sky"
 
 
 class Cloud(Protocol):
@@ -29,19 +32,19 @@ class Cloud(Protocol):
 
     spec: str
 
-    def template(self, options: argparse.Namespace) -> str:
+    def template(self, options: Options) -> str:
         """The deployment's form of record."""
 
-    def deployer_policy(self, options: argparse.Namespace) -> str:
+    def deployer_policy(self, options: Options) -> str:
         """The rights that deploying needs, as JSON."""
 
-    def deploy(self, options: argparse.Namespace) -> Any:
+    def deploy(self, options: Options) -> Any:
         """Create or update it; return what exists, a dataclass with `keeping_text`."""
 
-    def destroy(self, options: argparse.Namespace) -> None:
+    def destroy(self, options: Options) -> None:
         """Remove it."""
 
-    def logs(self, options: argparse.Namespace, since_s: float) -> Iterator[str]:
+    def logs(self, options: Options, since_s: float) -> Iterator[str]:
         """The lines that functions and builds have written since a time."""
 
 
@@ -50,13 +53,13 @@ class Aws:
 
     spec = "aws-lambda"
 
-    def template(self, options: argparse.Namespace) -> str:
+    def template(self, options: Options) -> str:
         """The template of CloudFormation."""
         from funcpipe.platforms.aws.template import template_text
 
         return template_text(self._shape(options))
 
-    def deployer_policy(self, options: argparse.Namespace) -> str:
+    def deployer_policy(self, options: Options) -> str:
         """A policy of IAM."""
         from funcpipe.platforms.aws.account import Account
         from funcpipe.platforms.aws.deployer_policy import deployer_policy
@@ -65,28 +68,28 @@ class Aws:
         made = deployer_policy(options.name, region=where.region, account=options.account, partition=where.partition)
         return json.dumps(made, indent=1)
 
-    def deploy(self, options: argparse.Namespace) -> Any:
+    def deploy(self, options: Options) -> Any:
         """Create or update the stack."""
         from funcpipe.platforms.aws.image import lambda_package
 
         package = lambda_package(read_requirements(options.requirements), options.base_image)
         return self._deployer(options).deploy(self._shape(options), package)
 
-    def destroy(self, options: argparse.Namespace) -> None:
+    def destroy(self, options: Options) -> None:
         """Remove the stack."""
         self._deployer(options).destroy(options.name)
 
-    def logs(self, options: argparse.Namespace, since_s: float) -> Iterator[str]:
+    def logs(self, options: Options, since_s: float) -> Iterator[str]:
         """The lines of the log group."""
         yield from self._deployer(options).logs(options.name, since_s=since_s, containing=options.containing)
 
-    def _deployer(self, options: argparse.Namespace) -> Any:
+    def _deployer(self, options: Options) -> Any:
         from funcpipe.platforms.aws.account import Account
         from funcpipe.platforms.aws.deployment import Deployer
 
         return Deployer(Account(region=options.region), say=say)
 
-    def _shape(self, options: argparse.Namespace) -> Any:
+    def _shape(self, options: Options) -> Any:
         from funcpipe.platforms.aws.resources import ARCHITECTURE, check_processors
         from funcpipe.platforms.aws.template import Shape
 
@@ -112,7 +115,7 @@ class Aliyun:
 
     spec = "aliyun-fc"
 
-    def template(self, options: argparse.Namespace) -> str:
+    def template(self, options: Options) -> str:
         """The template of Serverless Devs; the account's number comes from the environment when it is used."""
         from funcpipe.platforms.aliyun.names import bucket_name, role_name, storage_url
         from funcpipe.platforms.aliyun.template import container_package, tool_template
@@ -126,32 +129,32 @@ class Aliyun:
         image = f"{shape.repository}:{package.digest}"
         return tool_template(shape, region=region, image=image, role=role, storage=storage)
 
-    def deployer_policy(self, options: argparse.Namespace) -> str:
+    def deployer_policy(self, options: Options) -> str:
         """Raise InputError: no policy is kept."""
         raise InputError("--print-deployer-policy is for aws only; docs/aliyun.md says what is needed here")
 
-    def deploy(self, options: argparse.Namespace) -> Any:
+    def deploy(self, options: Options) -> Any:
         """Create or update bucket, log project, role, image and functions."""
         from funcpipe.platforms.aliyun.template import container_package
 
         package = container_package(read_requirements(options.requirements), options.base_image)
         return self._deployer(options).deploy(self._shape(options), package)
 
-    def destroy(self, options: argparse.Namespace) -> None:
+    def destroy(self, options: Options) -> None:
         """Remove them."""
         self._deployer(options).destroy(options.name)
 
-    def logs(self, options: argparse.Namespace, since_s: float) -> Iterator[str]:
+    def logs(self, options: Options, since_s: float) -> Iterator[str]:
         """The states of tasks."""
         yield from self._deployer(options).logs(options.name, since_s=since_s, containing=options.containing)
 
-    def _deployer(self, options: argparse.Namespace) -> Any:
+    def _deployer(self, options: Options) -> Any:
         from funcpipe.platforms.aliyun.account import Account
         from funcpipe.platforms.aliyun.deployment import Deployer
 
         return Deployer(Account(region=options.region), say=say)
 
-    def _shape(self, options: argparse.Namespace) -> Any:
+    def _shape(self, options: Options) -> Any:
         from funcpipe.platforms.aliyun.names import check_registry
         from funcpipe.platforms.aliyun.template import shape_of
 
@@ -180,14 +183,81 @@ class Aliyun:
 CLOUDS: dict[str, Callable[[], Cloud]] = {"aws": Aws, "aliyun": Aliyun}
 
 
-def deploy(options: argparse.Namespace) -> None:
+def deployment() -> list[Option]:
+    """The options that say which deployment."""
+    return [
+        option("--name NAME", "the deployment's name", None, "funcpipe", key="platform.deployment"),
+        option("--region REGION", "the region (default: the environment's)", key="platform.region"),
+    ]
+
+
+_IMAGE = [
+    option(
+        "--requirements FILE", "what the model imports, for pip, besides torch", key="platform.requirements", reads=True
+    ),
+    option(
+        "--base-image IMAGE",
+        "what the functions' image begins with, such as python:3.11-slim@sha256:… (default: that tag)",
+    ),
+    option("--repository NAME", "aliyun: the repository that the image goes to", key="platform.repository"),
+    option("--registry-instance ID", "aliyun: the instance of a repository of the Enterprise Edition, cri-…"),
+]
+
+_FUNCTIONS = [
+    option("--plan FILE", "make functions of the sizes of this plan", one_of="sizes", key="plan.file", reads=True),
+    option("--sizes SIZE,SIZE", "make functions of these sizes", one_of="sizes"),
+    *_IMAGE,
+    option(
+        "--data-bucket NAME[/PREFIX] ...",
+        "let functions read the objects of a bucket, or those below a prefix, and nothing else; can be repeated",
+    ),
+    option("--spec FILE", "aliyun: the platform specification that sizes come from", reads=True),
+    option(
+        "--keep-days DAYS",
+        "after how many days objects of runs that do not go on expire",
+        whole(LEAST_KEEP_DAYS),
+        KEEP_DAYS,
+    ),
+    option("--no-watchdog", "leave out the function that restarts workers of detached runs when no client does"),
+    option(
+        "--template-only FILE",
+        "write what would be made, for CloudFormation or Serverless Devs; sky: write the task file for SkyPilot",
+        writes="",
+    ),
+    option(
+        "--print-deployer-policy",
+        "aws: print the rights that deploying, training and destroying need, as a policy of IAM",
+    ),
+    option("--account NUMBER", "aws: whose resources the policy is for (default: the user's)"),
+]
+
+_MACHINES = group(
+    "sky",
+    option("--provision FILE", "the ways that `funcpipe provision compare --json` has printed", reads=True),
+    option("--way WAY", "rent the machines of this way (default: the recommended one)"),
+    option("--market NAME|FILE", "the market of the machines (default: the file's)"),
+    option("--run COMMAND", "what runs on the head node, with --platform ray://auto", to="on_head"),
+)
+
+
+@verb(
+    "funcpipe deploy aws --region eu-central-1 --plan plan.json\n"
+    "  funcpipe deploy sky --provision ways.json --run 'funcpipe train …' --template-only sky.yaml",
+    argument("{aws,aliyun,sky}", "which cloud", "cloud", Choice(("aws", "aliyun", _SKY)), key="platform.cloud"),
+    deployment(),
+    _FUNCTIONS,
+    _MACHINES,
+    about="Set up what runs on a cloud need: storage, role, image, a function of each size; or write what rents "
+    "machines.",
+)
+def deploy(options: Options) -> None:
     """Set up a deployment, write its template, or print the rights that it needs."""
-    if options.cloud == SKY:
-        write_sky_file(options)
+    if options.cloud == _SKY:
+        _write_sky_file(options)
         return
-    if options.provision is not None or options.command is not None:
+    if options.provision is not None or options.on_head is not None:
         raise InputError("--provision and --run are for machines: funcpipe deploy sky")
-    cloud = _cloud(options)
+    cloud = cloud_of(options.cloud)
     if options.print_deployer_policy:
         write_out(cloud.deployer_policy(options))
         return
@@ -202,36 +272,45 @@ def deploy(options: argparse.Namespace) -> None:
     render.show(options.json, render.as_json(fields), lambda console: console.print("\n".join(lines)))
 
 
-def destroy(options: argparse.Namespace) -> None:
+@verb(
+    "funcpipe destroy aws --region eu-central-1",
+    argument("{aws,aliyun}", "which cloud", "cloud", Choice(("aws", "aliyun")), key="platform.cloud"),
+    deployment(),
+)
+def destroy(options: Options) -> None:
     """Remove a deployment with all it holds."""
-    _cloud(options).destroy(options)
+    cloud_of(options.cloud).destroy(options)
 
 
-def logs(options: argparse.Namespace) -> None:
-    """Print the log of a run, or all that a deployment has written lately."""
-    if options.about in CLOUDS:
-        options.cloud = options.about
-        for text in _cloud(options).logs(options, time.time() - 60 * options.minutes):
-            if not write_out(json.dumps(text) if options.json else text):
-                break
-        return
-    for line in run_lines(options.about, platform=options.platform, storage=options.storage):
-        if is_wanted(line, worker=options.worker, level=options.level):
-            text = json.dumps(dataclasses.asdict(line)) if options.json else str(line)
-            if not write_out(text):
-                break
+def cloud_of(name: str) -> Cloud:
+    """The cloud of this name; raises MissingExtra where its library is not installed."""
+    with needed_from(name):
+        importlib.import_module(f"funcpipe.platforms.{name}.account")
+    return CLOUDS[name]()
 
 
-def _cloud(options: argparse.Namespace) -> Cloud:
-    with needed_from(options.cloud):
-        importlib.import_module(f"funcpipe.platforms.{options.cloud}.account")
-    return CLOUDS[options.cloud]()
-
-
-def _sizes(options: argparse.Namespace) -> tuple[str, ...]:
+def _sizes(options: Options) -> tuple[str, ...]:
     """The sizes that were named, or those of the plan."""
     if options.plan:
         return tuple(dict.fromkeys(stage.size for stage in read(Plan, options.plan).stages))
     if not options.sizes:
         raise InputError("say which functions to make: --sizes 2048MB,4096MB, or --plan plan.json")
     return tuple(options.sizes.split(","))
+
+
+def _write_sky_file(options: Options) -> None:
+    """Write the task file of the way that was recommended, or named; raises InputError."""
+    asked = ("template_only", "keep_days", "requirements")
+    other = [one for one in _FUNCTIONS if one.name not in asked and getattr(options, one.name or "")]
+    if other:
+        raise InputError(f"{other[0].opts[-1]} is for functions of a cloud, and deploy sky rents machines")
+    if options.provision is None or options.on_head is None or options.template_only is None:
+        raise InputError(
+            "deploy sky writes a task file: say which machines with --provision ways.json (funcpipe provision --json), "
+            "what runs on them with --run 'funcpipe train …', and where to write it with --template-only sky.yaml"
+        )
+    chosen, market = chosen_way(options.provision, options.way)
+    found = load_market(options.market or market)
+    job = SkyJob(command=options.on_head, name=options.name, requirements=read_requirements(options.requirements))
+    text = sky_text(chosen, found if options.region is None else replace(found, region=options.region), job)
+    write_file(lambda path: Path(path).write_text(text, encoding="utf-8"), options.template_only)

@@ -1,6 +1,5 @@
-"""The job's cost, which `funcpipe train` prints and asks about before it starts."""
+"""What training is expected to take and to cost, which is printed or asked about before it starts."""
 
-import argparse
 import sys
 from collections.abc import Sequence
 from functools import partial
@@ -8,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from funcpipe import show as render
 from funcpipe.cli.factories import load_data
-from funcpipe.cli.history_verbs import observed_here, with_observed
+from funcpipe.cli.options import Options
+from funcpipe.cli.report import observed_here, with_observed
 from funcpipe.core import JobEstimate, Plan, Validation, to_text
 from funcpipe.core.history import local_place
 from funcpipe.core.process import say
@@ -22,46 +22,7 @@ if TYPE_CHECKING:
     from funcpipe.neighbours.history.learned import ObservedIteration
 
 
-def dry_run(options: argparse.Namespace, plan: Plan, pipe: "FuncPipe", validation: Validation | None) -> None:
-    """Print the expected time and cost of the whole job, from its start; start nothing."""
-    functions = options.like or (None if is_ray(options.platform) else with_region(options.platform))
-    prices = load_spec(options.spec) if options.spec else None
-    data = load_data(options.data)
-    found = pipe.estimate(
-        data, epochs=options.epochs, platform=functions, plan=plan, prices=prices, validation=validation
-    )
-    (observed,) = observed_here([plan], _place(options, plan))
-    draw = partial(_estimated, found, options.max_usd, observed)
-    render.show(options.json, with_observed(to_text(found), observed), draw)
-
-
-def _place(options: argparse.Namespace, plan: Plan) -> str:
-    """The place where the job will run, as the history names it."""
-    if options.platform in (None, LOCAL):
-        return local_place(load_spec(options.like).name if options.like else LOCAL)
-    return options.platform.partition("://")[0] if is_ray(options.platform) else plan.platform
-
-
-def _estimated(
-    found: JobEstimate, max_usd: float | None, observed: "Sequence[ObservedIteration]", console: "Console"
-) -> None:
-    """The job as modelled, and an iteration of it as observed here."""
-    render.job_estimate(found, max_usd, console)
-    render.observed(observed, console)
-
-
-def confirm(options: argparse.Namespace, plan: Plan, estimate: JobEstimate | None) -> None:
-    """Ask on a terminal whether a job that costs money is to start. Raises InputError as `ask` does."""
-    if _is_free(options):
-        return
-    line = (
-        "what it costs is not known: the plan has no estimate" if estimate is None else estimate.line(options.max_usd)
-    )
-    (observed,) = observed_here([plan], _place(options, plan))
-    ask(options, [line, *render.observed_lines(observed)])
-
-
-def ask(options: argparse.Namespace, lines: Sequence[str]) -> None:
+def ask(options: Options, lines: Sequence[str]) -> None:
     """Ask on a terminal whether training that costs money is to start; `lines` say how much, the first in short.
 
     Raises InputError if the answer is no; or without a terminal to ask on, if neither --yes nor a limit was given.
@@ -79,5 +40,44 @@ def ask(options: argparse.Namespace, lines: Sequence[str]) -> None:
         )
 
 
-def _is_free(options: argparse.Namespace) -> bool:
+def confirm(options: Options, plan: Plan, estimate: JobEstimate | None) -> None:
+    """Ask on a terminal whether a job that costs money is to start. Raises InputError as `ask` does."""
+    if _is_free(options):
+        return
+    line = (
+        "what it costs is not known: the plan has no estimate" if estimate is None else estimate.line(options.max_usd)
+    )
+    (observed,) = observed_here([plan], _place(options, plan))
+    ask(options, [line, *render.observed_lines(observed)])
+
+
+def _is_free(options: Options) -> bool:
     return options.yes or options.platform in (None, LOCAL) or is_ray(options.platform)
+
+
+def dry_run(options: Options, plan: Plan, pipe: "FuncPipe", validation: Validation | None) -> None:
+    """Print the expected time and cost of the whole job, from its start; start nothing."""
+    functions = options.like or (None if is_ray(options.platform) else with_region(options.platform))
+    prices = load_spec(options.spec) if options.spec else None
+    data = load_data(options.data)
+    found = pipe.estimate(
+        data, epochs=options.epochs, platform=functions, plan=plan, prices=prices, validation=validation
+    )
+    (observed,) = observed_here([plan], _place(options, plan))
+    draw = partial(_estimated, found, options.max_usd, observed)
+    render.show(options.json, with_observed(to_text(found), observed), draw)
+
+
+def _place(options: Options, plan: Plan) -> str:
+    """The place where the job will run, as the history names it."""
+    if options.platform in (None, LOCAL):
+        return local_place(load_spec(options.like).name if options.like else LOCAL)
+    return options.platform.partition("://")[0] if is_ray(options.platform) else plan.platform
+
+
+def _estimated(
+    found: JobEstimate, max_usd: float | None, observed: "Sequence[ObservedIteration]", console: "Console"
+) -> None:
+    """The job as modelled, and an iteration of it as observed here."""
+    render.job_estimate(found, max_usd, console)
+    render.observed(observed, console)

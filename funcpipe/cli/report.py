@@ -1,0 +1,175 @@
+"""The verbs report, compare and history: plans and runs as pages and side by side, and what runs have taught.
+
+Other verbs add to their predictions what has been observed here.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from funcpipe import show as render
+from funcpipe.cli.files import write_file
+from funcpipe.cli.measure import planned_platform
+from funcpipe.cli.options import Options, argument, group, option, verb
+from funcpipe.core import Plan, Source, read_trace, to_text, write_side_by_side
+from funcpipe.core.json_form import OBSERVED, to_plain
+from funcpipe.errors import InputError
+from funcpipe.neighbours.history.journal import History, history_file, read_all, read_history
+from funcpipe.neighbours.history.learned import Known, ObservedIteration, as_observed, errors, known
+from funcpipe.platforms.catalog import load_spec, open_storage
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from funcpipe.neighbours.history.hindsight import Hindsight
+    from funcpipe.show.material import Material
+
+
+@verb(
+    "funcpipe report observed.json predicted.json plan.json profile.json -o report.html\n"
+    "  funcpipe report RUN --storage file:///tmp/runs -o report.html\n"
+    "  funcpipe report observed.json --predicted predicted.json",
+    argument(
+        "RUN|FILES ...",
+        "traces, a plan, its profile, a platform; with --storage, first the name of a run",
+        "files",
+        reads=True,
+    ),
+    option("--predicted FILE", "trace written by `funcpipe simulate`", reads=True),
+    option("--storage URL", "where the run keeps its objects"),
+    group("platform", planned_platform(from_file=False)),
+    group(
+        "output",
+        option("-o --output FILE", "write an HTML page (needs the extra `report`)", writes=""),
+        option("--figure FILE", "draw both over time (needs matplotlib)", writes=""),
+        option("--perfetto FILE", "write both, one below the other, for https://ui.perfetto.dev", writes=""),
+    ),
+)
+def report(options: Options) -> None:
+    """Write a page about a plan or a run, or compare an observed run with its prediction."""
+    if options.output is None:
+        _in_text(options)
+        return
+    from funcpipe.show.page import write_page
+
+    if options.figure or options.perfetto:
+        raise InputError("--figure and --perfetto belong to the comparison in text: leave them out, or leave out -o")
+    write_file(partial(write_page, _material(options)), options.output)
+    render.show(
+        options.json,
+        render.as_json({"report": options.output}),
+        lambda console: console.print(f"report written to {options.output}: open it in a browser", soft_wrap=True),
+    )
+
+
+@verb(
+    "funcpipe compare plan.json other.json",
+    argument("FILES ...", "two or more plans, or two or more traces", "files", reads=True),
+)
+def compare(options: Options) -> None:
+    """Show plans or traces side by side."""
+    from funcpipe.show.side_by_side import side_by_side
+
+    found = side_by_side(options.files)
+    render.show(options.json, render.as_json(found.plain()), partial(render.beside, found))
+
+
+def _material(options: Options) -> "Material":
+    """All that the command names, with the platform for which the plan was made."""
+    from funcpipe.show.material import Material, merged, read_material
+
+    paths = [*options.files, *([options.predicted] if options.predicted else [])]
+    first, name = Material(), options.spec or options.platform
+    named = load_spec(name) if name else None
+    if options.storage is not None:
+        from funcpipe.show.material import load_kept
+
+        first, paths = load_kept(open_storage(options.storage), paths[0], named), paths[1:]
+    material = merged(first, read_material(paths))
+    if named is not None and material.spec is not None:
+        raise InputError("the platform is given twice: leave out --platform and --spec, or the file")
+    spec = named or material.spec
+    if spec is None and material.profile is not None:
+        spec = load_spec(material.profile.platform)
+    return replace(material, spec=spec)
+
+
+def _in_text(options: Options) -> None:
+    """Compare an observed run with its prediction."""
+    from funcpipe.analysis.compare import compare as compare_traces
+    from funcpipe.analysis.compare import typical_step
+    from funcpipe.show.timeline import draw
+
+    if options.predicted is None or len(options.files) != 1 or options.storage is not None:
+        raise InputError(
+            "say what to make: -o report.html for a page, or name one observed trace and --predicted FILE to compare"
+        )
+    seen = options.files[0]
+    predicted, observed = read_trace(options.predicted), read_trace(seen)
+    if (predicted.source, observed.source) == (Source.EXECUTED, Source.SIMULATED):
+        raise InputError(
+            f"{seen} is a prediction and {options.predicted} was observed: they are swapped; "
+            f"run: funcpipe report {options.predicted} --predicted {seen}"
+        )
+    if observed.source is Source.SIMULATED:
+        raise InputError(
+            f"{seen} is a prediction, written by `funcpipe simulate`; "
+            "name the trace of a run, written by `funcpipe train --trace FILE`"
+        )
+    if predicted.source is Source.EXECUTED:
+        raise InputError(
+            f"--predicted {options.predicted} was observed in a run; "
+            "name a prediction, written by `funcpipe simulate --trace FILE`"
+        )
+    comparison = compare_traces(predicted, observed)
+    step = typical_step(observed)
+    if options.figure:
+        write_file(partial(draw, predicted, step), options.figure)
+    if options.perfetto:
+        write_file(partial(write_side_by_side, predicted, step), options.perfetto)
+    render.show(options.json, to_text(comparison), partial(render.comparison, comparison, seen))
+
+
+@verb(
+    "funcpipe history\n  FUNCPIPE_HISTORY=other.jsonl funcpipe history --json",
+    option("--figure FILE", "draw the errors of predictions, run after run, into FILE", writes=""),
+)
+def history(options: Options) -> None:
+    """Print what is known, and how far predictions were off before and after correction."""
+    path = history_file()
+    everything = read_all(path) if path is not None else History()
+    found = known(everything.observations)
+    from funcpipe.neighbours.history.hindsight import hindsights
+
+    in_hindsight = hindsights(everything)
+    if options.figure:
+        from funcpipe.neighbours.history.plot import plot_errors
+
+        write_file(partial(plot_errors, errors(everything.observations)), options.figure)
+    counted = [one for one in in_hindsight if one.counts]
+    best = {"jobs": len(counted), "best": sum(one.is_best for one in counted)}
+    summary: dict[str, Any] = {"history": None if path is None else str(path), "known": found}
+    summary |= {"chosen_way_best_in_hindsight": best, "hindsight": in_hindsight}
+    render.show(options.json, render.as_json(summary), partial(_history, found, in_hindsight, path))
+
+
+def _history(
+    found: "Sequence[Known]", in_hindsight: "Sequence[Hindsight]", path: Path | None, console: "Console"
+) -> None:
+    render.history(found, path, console)
+    render.hindsight(in_hindsight, console)
+
+
+def observed_here(plans: Sequence[Plan], ran_on: str | None = None) -> tuple[tuple[ObservedIteration, ...], ...]:
+    """For each plan, an iteration as observed of like work at its platform, or at `ran_on`; left out without any."""
+    observations = read_history()
+    found = (as_observed(plan, observations, ran_on=ran_on) for plan in plans)
+    return tuple(() if one is None else (one,) for one in found)
+
+
+def with_observed(document: str, observed: Any) -> str:
+    """The JSON of a prediction, with what is `observed` beside it; as it is where nothing was."""
+    return render.as_json(json.loads(document) | {OBSERVED: to_plain(observed)}) if observed else document

@@ -1,0 +1,177 @@
+"""The verbs for runs that are under way, were left, or have ended: status, logs, stop, clean, export, key."""
+
+import dataclasses
+import json
+import logging
+import time
+from functools import partial
+from itertools import chain
+
+from funcpipe import show as render
+from funcpipe.cli.deploy import CLOUDS, cloud_of, deployment
+from funcpipe.cli.files import check_holds, check_model_file, free_model_file, write_model
+from funcpipe.cli.options import Choice, Option, Options, argument, group, not_negative, option, positive, verb, whole
+from funcpipe.core import to_text
+from funcpipe.core.logs import PRINTED, LogLine, merged
+from funcpipe.core.process import write_out
+from funcpipe.errors import InputError, RunUnknown
+from funcpipe.platforms.base import Platform
+from funcpipe.platforms.catalog import LOCAL, open_platform, open_storage
+from funcpipe.platforms.local.log_files import read_logs
+from funcpipe.platforms.local.platform import LocalPlatform
+
+_WHERE = "--storage file:///tmp/runs"
+LEVELS = ("debug", "info", "warning", "error")
+
+RUN = argument("RUN", "name of the run", "name", key="training.run")
+
+
+def storage() -> Option:
+    """The option of a run's storage."""
+    return option("--storage URL", "where the run keeps its objects", needed=True, key="platform.storage")
+
+
+@verb(f"funcpipe run status RUN {_WHERE}", RUN, storage())
+def status(options: Options) -> int:
+    """Show the status of a run; ends with 1 if it has failed, with 3 if work is left and no function is alive."""
+    from funcpipe.client.control.stopping import status as find_status
+
+    found = find_status(open_storage(options.storage), options.name, open_platform)
+    render.show(options.json, to_text(found), partial(render.run_status, found, options.storage))
+    return found.verdict.exit_code
+
+
+@verb(
+    f"funcpipe run stop RUN {_WHERE}",
+    RUN,
+    storage(),
+    option("--wait SECONDS", "end the functions at once if they have not stopped after this time", not_negative, 60.0),
+)
+def stop(options: Options) -> None:
+    """Stop a run at a saved step, so that it can be resumed."""
+    from funcpipe.client.control.stopping import stop as stop_run
+
+    found = stop_run(open_storage(options.storage), options.name, open_platform, wait_s=options.wait)
+    render.show(options.json, to_text(found), partial(render.run_status, found, options.storage))
+
+
+@verb(
+    f"funcpipe run clean RUN {_WHERE}",
+    RUN,
+    storage(),
+    option("--take-over", "even if another command trains the run"),
+)
+def clean(options: Options) -> None:
+    """End a run's functions and delete all of its objects."""
+    from funcpipe.client.control.stopping import clean as clean_run
+
+    count = clean_run(open_storage(options.storage), options.name, open_platform, take_over=options.take_over)
+    summary = {"run": options.name, "objects": count}
+    render.show(
+        options.json,
+        render.as_json(summary),
+        lambda console: console.print(f"run {options.name}: {count} objects deleted"),
+    )
+
+
+@verb(
+    f"funcpipe run export RUN {_WHERE} -o model.safetensors",
+    RUN,
+    storage(),
+    option("--step N", "the model after N steps (default: the newest saved)", whole(0)),
+    option(
+        "-o --output FILE",
+        "the file: .safetensors, or .pt or .pth with torch.save (default: model.safetensors)",
+        writes="",
+    ),
+)
+def export(options: Options) -> None:
+    """Write the model of a run to a file: of one that has finished, was stopped, or still trains."""
+    path = free_model_file() if options.output is None else str(options.output)
+    check_model_file(path)
+    from funcpipe.client.follow.export import load_saved
+
+    saved = load_saved(options.name, storage=options.storage, step=options.step)
+    state = saved.state_dict()
+    check_holds(path, state)
+    write_model(state, path)
+    summary = {"run": saved.run, "step": saved.step, "steps": saved.steps, "model": path}
+    said = f"run {saved.run}: the model after step {saved.step} of {saved.steps}: {path}"
+    render.show(options.json, render.as_json(summary), lambda console: console.print(said, soft_wrap=True))
+
+
+@verb(f"funcpipe run key RUN {_WHERE}", RUN, storage())
+def key(options: Options) -> None:
+    """Print the key of a run's newest generation. Its holder can act for the run."""
+    from funcpipe.client.control.stopping import run_key
+
+    found = run_key(open_storage(options.storage), options.name)
+    render.show(options.json, render.as_json({"run": options.name, "key": found.text}), lambda _: write_out(found.text))
+
+
+@verb(
+    "funcpipe run logs run-20261122-100000-1a2b3c4d --level warning",
+    argument(
+        "RUN",
+        "the run; or aws or aliyun, for what all functions and builds of a deployment there have written lately",
+        "about",
+        key="training.run",
+    ),
+    option("--platform URL", "the deployment that it runs on (default: this machine)", one_of="where"),
+    option("--storage URL", "the storage where it says what it runs on", one_of="where", key="platform.storage"),
+    option("--worker NAME", "only lines of this worker, such as s0.r1"),
+    option("--level", "only lines of this level or above; what is printed is info", Choice(LEVELS)),
+    group(
+        "of aws or aliyun",
+        deployment(),
+        option("--minutes N", "of the last so many", positive, 60.0),
+        option("--containing TEXT", "only lines with this text"),
+    ),
+)
+def logs(options: Options) -> None:
+    """Print the log of a run, or all that a deployment has written lately."""
+    if options.about in CLOUDS:
+        for text in cloud_of(options.about).logs(options, time.time() - 60 * options.minutes):
+            if not write_out(json.dumps(text) if options.json else text):
+                break
+        return
+    for line in _lines_of(options.about, platform=options.platform, storage=options.storage):
+        if _is_wanted(line, worker=options.worker, level=options.level):
+            text = json.dumps(dataclasses.asdict(line)) if options.json else str(line)
+            if not write_out(text):
+                break
+
+
+def _lines_of(run: str, *, platform: str | None, storage: str | None) -> tuple[LogLine, ...]:
+    """The lines of `run`, merged in time: those of its functions, and those of its client if that was here.
+
+    Raises InputError where nothing is known of the run.
+    """
+    found = _platform_of(run, platform, storage)
+    kept = found.logs(run) if isinstance(found, LocalPlatform) else chain(found.logs(run), read_logs(run))
+    lines = merged(run, kept)
+    if not lines:
+        where = f"on {platform}" if platform else f"on {found.url}" if storage else "on this machine"
+        raise InputError(
+            f"there are no logs of a run {run!r} {where}; --platform URL names the deployment that it ran on"
+        )
+    return lines
+
+
+def _is_wanted(line: LogLine, *, worker: str | None, level: str | None) -> bool:
+    """Return True if a line is of `worker`, and at least of `level`."""
+    name = "INFO" if line.level == PRINTED else line.level
+    least = 0 if level is None else logging.getLevelNamesMapping()[level.upper()]
+    return worker in (None, line.worker) and logging.getLevelNamesMapping().get(name, logging.INFO) >= least
+
+
+def _platform_of(run: str, platform: str | None, storage: str | None) -> Platform:
+    if storage is not None:
+        from funcpipe.runstate.generations import newest_record
+        from funcpipe.runstate.keyring import signed
+
+        try:
+            return open_platform(newest_record(signed(open_storage(storage)), run).platform)
+        except RunUnknown as error:
+            raise InputError(f"{error}; without --storage, its logs may still be there") from None
+    return LocalPlatform(f"{LOCAL}:") if platform in (None, LOCAL) else open_platform(platform)

@@ -1,0 +1,396 @@
+"""The verbs train and verify."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from funcpipe import show as render
+from funcpipe.cli.estimate import confirm, dry_run
+from funcpipe.cli.factories import check_names, load_data
+from funcpipe.cli.files import check_holds, check_model_file, free_model_file, write_file, write_somewhere
+from funcpipe.cli.options import (
+    FACTORY,
+    Choice,
+    Option,
+    Options,
+    fields_of,
+    group,
+    not_negative,
+    option,
+    positive,
+    verb,
+    whole,
+)
+from funcpipe.cli.provision import plan_in
+from funcpipe.cli.training import (
+    DATA,
+    MODEL,
+    blocks,
+    check_code,
+    data,
+    fault_options,
+    learning,
+    limits,
+    load_torch,
+    message_deadline,
+    metrics,
+    metrics_of,
+    optimizer_of,
+    pipe_of,
+    precision,
+    run_of,
+    run_platform,
+    seed,
+    teachers,
+)
+from funcpipe.core import Coupled, Plan, RunSettings, Validation, to_text, write_trace
+from funcpipe.core.json_form import to_plain
+from funcpipe.errors import Disagreement, InputError, InvalidValue
+from funcpipe.platforms.catalog import LOCAL, is_deployment, open_deployment
+
+if TYPE_CHECKING:
+    from funcpipe.api import FuncPipe
+    from funcpipe.client.follow.callbacks import Callback
+    from funcpipe.client.follow.results import RunResult
+    from funcpipe.training.averaging import EMA
+
+
+def _plan_and_data() -> list[Option]:
+    return group(
+        "plan and data",
+        option(
+            "--plan FILE",
+            "plan written by `funcpipe optimize`, or ways that `funcpipe provision compare --json` has printed",
+            needed=True,
+            key="plan.file",
+            reads=True,
+        ),
+        option("--way WAY", "of several ways, the one whose plan to take (default: the one recommended)"),
+        data(DATA, key="data.train"),
+        blocks(),
+    )
+
+
+def _learning() -> list[Option]:
+    return [
+        *learning("the plan's kind, with --lr"),
+        teachers(),
+        precision(None),
+        option(
+            "--on-nan",
+            "when a loss or gradients are NaN or infinite, end the run, skip that step, or train on",
+            Choice(("stop", "skip", "ignore")),
+            "stop",
+        ),
+        option(
+            "--reduction",
+            "what the loss returns: a mean over samples, (sum, weight), or torch's mean over targets that are not "
+            "ignored",
+            Choice(("mean", "weighted", "tokens")),
+            "mean",
+        ),
+        option(
+            "--coupled",
+            "when the loss of a batch is not the mean of its micro-batches' losses, start nothing, train on their "
+            "mean as gradient accumulation does, or compute it once for the whole batch, by a plan made with "
+            "`--coupled cache` (default: cache for such a plan, else refuse)",
+            Coupled,
+        ),
+        seed("the weights, the order of the data and dropout"),
+    ]
+
+
+_VALIDATION = group(
+    "validation",
+    option(
+        f"--validation-data {FACTORY}|URL",
+        "factory or URL of a dataset to validate on, in eval mode, meanwhile",
+        key="data.validation",
+    ),
+    option("--validate-steps N", "validate every N steps", whole(), to="every_steps", one_of="validate"),
+    option(
+        "--validate-epochs N", "validate every N epochs (default: 1)", whole(), to="every_epochs", one_of="validate"
+    ),
+    metrics(),
+    option("--monitor NAME", "what decides the best validation: val_loss, or a metric", of=Validation),
+    option("--monitor-mode", "whether the best is the smallest or the largest", of=Validation, to="mode"),
+    option("--patience N", "end after N validations that are no better", whole()),
+    option("--min-delta X", "differences up to X are no better", not_negative, of=Validation),
+    option("--best FILE", "write the state_dict with the best validation, as with -o", writes=""),
+)
+
+_RUN = group(
+    "run",
+    option("--run NAME", "name of the new run (default: a random one)", to="name", key="training.run"),
+    option(
+        "--resume RUN",
+        "watch this run if it is still running; otherwise continue it from its newest checkpoint, "
+        "by the same or another plan",
+    ),
+    option("--detach", "start the functions and return; --resume RUN collects the result"),
+    option(
+        "--take-over",
+        "if another command trains the run, end that at a saved step, and continue the run here",
+        key="",
+    ),
+    option(
+        "--from-start",
+        "with --resume, train again from the first step, with the parameters that were uploaded then",
+        key="",
+    ),
+    option(
+        "--no-keep-model",
+        "delete the run when it has finished (default: with --storage or a deployment, its model is kept)",
+        of=RunSettings,
+        to="keep_model",
+    ),
+    option(
+        "--no-rehearsal",
+        "start at once, without training on one micro-batch here to find mistakes",
+        of=RunSettings,
+        to="rehearse",
+    ),
+)
+
+_LIMITS = group(
+    "limits: The run stops at a limit, and what it has saved can be resumed.",
+    *limits(),
+    option("--dry-run", "say what the job is expected to take and to cost, and start nothing", key=""),
+    option(
+        "--yes",
+        "do not ask whether the expected cost is right, nor whether a limit will be reached before the last step",
+        key="",
+    ),
+)
+
+_OUTPUT = group(
+    "output",
+    option(
+        "--log KIND:WHERE ...",
+        "log all steps to csv:FILE, tensorboard:FOLDER, mlflow:URI or wandb:PROJECT; can be given several times",
+    ),
+    option("--trace FILE", "write the events of the last steps, for `funcpipe report`", key="", writes="trace"),
+    option(
+        "-o --output FILE",
+        "write the trained state_dict: .safetensors, or .pt or .pth with torch.save (default: model.safetensors, or a "
+        "name with a number; none with --storage, which keeps the model for `funcpipe run export`)",
+        writes="",
+    ),
+    option("--averaged-output FILE", "write the state_dict with those averages (--ema), as with -o", writes=""),
+    option(
+        "--loss-output FILE", "write the state_dict of a loss that has parameters of its own, as with -o", writes=""
+    ),
+)
+
+
+@verb(
+    "funcpipe train funcpipe.examples.spirals:model --plan plan.json \\\n"
+    "    --data funcpipe.examples.spirals:train_data --optimizer funcpipe.examples.spirals:optimizer --epochs 6",
+    MODEL,
+    _plan_and_data(),
+    group(
+        "training",
+        _learning(),
+        option("--epochs N", "passes over the data", whole(), 1),
+        option("--ema DECAY", "keep the exponential moving average of the parameters", positive),
+    ),
+    _VALIDATION,
+    run_platform(),
+    _RUN,
+    fault_options(),
+    _LIMITS,
+    _OUTPUT,
+    common=(
+        *("--plan", "--data", "--loss", "--optimizer", "--lr", "--epochs", "--validation-data"),
+        *("--platform", "--storage", "--resume", "--max-usd", "--dry-run", "--output"),
+    ),
+    table="training",
+)
+def train(options: Options) -> None:
+    """Train a model on functions, by a plan.
+
+    The trained model is written to a file, unless the run keeps it in its storage and no file is wanted.
+    """
+    _check_validation(options)
+    output, plan = _model_file(options), checked_plan(options)
+    if options.from_start and options.resume is None:
+        raise InputError("--from-start says how to resume a run: give --resume RUN too, or leave it out")
+    if options.take_over and options.resume is None and options.name is None:
+        raise InputError("--take-over says what to do with a run that another command trains: give --resume RUN too")
+    settings: dict[str, Any] = {**run_of(options), "epochs": options.epochs, "plan": plan}
+    if not options.dry_run:
+        _precheck(options, plan, settings["settings"])
+    load_torch(options.platform)
+    pipe, validation = model_with(options, plan), _validation_of(options)
+    if output is not None:
+        check_holds(output, pipe.model.state_dict())
+    if options.dry_run:
+        dry_run(options, plan, pipe, validation)
+        return
+    settings |= {"validation": validation, "confirm": partial(confirm, options, plan)}
+    if options.detach:
+        run = pipe.start(load_data(options.data), **settings)
+        render.show(options.json, render.as_json({"run": run}), partial(render.detached, run, storage_url(options)))
+        return
+    given = callbacks(options.log, quiet=options.json or options.quiet)
+    result = pipe.train(load_data(options.data), **settings, callbacks=given, progress=False)
+    written = _write(result, output, options)
+    summary: dict[str, Any] = {"run": result.run, "losses": result.losses, "cost_usd": result.bill.cost_usd}
+    summary |= {"bill": to_plain(result.bill), "trace": options.trace, "model": output}
+    summary["skipped_steps"] = result.skipped_steps
+    if result.validations:
+        summary["validations"] = [{"step": report.step, **report.values} for report in result.validations]
+        summary["best_step"] = result.best_step
+    keeps = options.keep_model and (options.storage is not None or is_deployment(options.platform))
+    kept_in = storage_url(options) if keeps else None
+    draw = partial(render.training_result, result, plan.estimate, written, kept_in)
+    render.show(options.json, render.as_json(summary), draw)
+
+
+@verb(
+    "funcpipe verify funcpipe.examples.spirals:model --plan plan.json \\\n"
+    "    --data funcpipe.examples.spirals:train_data",
+    MODEL,
+    _plan_and_data(),
+    group("training", _learning()),
+    group(
+        "comparison",
+        option("--steps N", "steps to train", whole(), 3),
+        option(
+            "--tolerance SHARE",
+            "difference, as a share of what training changed, that counts as rounding",
+            positive,
+            1e-4,
+        ),
+    ),
+    group("fault tolerance", message_deadline()),
+    table="training",
+)
+def verify(options: Options) -> None:
+    """Train a few steps on local functions and in one process, and compare every tensor."""
+    plan = checked_plan(options)
+    load_torch(LOCAL)
+    pipe = model_with(options, plan)
+    found = pipe.verify(
+        load_data(options.data),
+        steps=options.steps,
+        plan=plan,
+        seed=options.seed,
+        tolerance=options.tolerance,
+        message_deadline_s=options.message_deadline_s,
+    )
+    render.show(options.json, to_text(found), partial(render.verification, found))
+    first = found.first_difference
+    if first is not None:
+        raise Disagreement(
+            f"the first layer that differs is {first.layer}: {first.name} is off by {first.difference:.2e}, "
+            f"more than {found.allowed(first):.2e} of what training changed in it, the limit by {first.yardstick.value}"
+        )
+
+
+def checked_plan(options: Options) -> Plan:
+    """The plan, for code of the user that is there; nothing is imported yet."""
+    plan = plan_in(options.plan, options.way)
+    check_code(options)
+    return plan
+
+
+def model_with(options: Options, plan: Plan) -> "FuncPipe":
+    """The model, with its loss and optimiser."""
+    return pipe_of(
+        options,
+        optimizer=optimizer_of(options, plan.optimizer),
+        average=_average(options),
+        precision=options.precision or plan.precision,
+        coupled=options.coupled or (Coupled.CACHE if plan.joint_loss else Coupled.REFUSE),
+    )
+
+
+def storage_url(options: Options) -> str | None:
+    """The URL of the run's objects, as `--storage` of other verbs takes it; None for a temporary folder."""
+    if options.storage is not None or not is_deployment(options.platform):
+        return str(options.storage) if options.storage is not None else None
+    return open_deployment(options.platform).storage_urls.client
+
+
+def callbacks(logs: Sequence[str], *, quiet: bool) -> "list[Callback]":
+    """A progress bar unless it is to be `quiet`, and the loggers that `logs` name. Raises InputError."""
+    from funcpipe import loggers
+
+    kinds = {"csv": "CSVLogger", "tensorboard": "TensorBoardLogger", "mlflow": "MLflowLogger", "wandb": "WandbLogger"}
+    found: list[Callback] = [] if quiet else [loggers.ProgressBar()]
+    for text in logs:
+        kind, _, where = text.partition(":")
+        if kind not in kinds or not where:
+            known = ", ".join(f"{name}:…" for name in kinds)
+            raise InputError(f"--log must be one of {known}, such as csv:losses.csv, got {text!r}")
+        found.append(getattr(loggers, kinds[kind])(where))
+    return found
+
+
+def _precheck(options: Options, plan: Plan, settings: RunSettings) -> None:
+    """Make the checks that do not need torch; of a deployment that is opened later, only if the run has a name."""
+    from funcpipe.client.prepare.precheck import precheck
+    from funcpipe.client.prepare.session import open_session
+
+    if not is_deployment(options.platform) or settings.name or settings.resume:
+        with open_session(options.platform, options.like, settings, detached=options.detach) as session:
+            precheck(session, plan, settings)
+
+
+def _write(result: "RunResult", output: str | None, options: Options) -> dict[str, str | None]:
+    """Write the files that are wanted of a run; returns their paths by content."""
+    if options.trace:
+        write_file(partial(write_trace, result.trace), options.trace)
+    if output is not None:
+        write_somewhere(result.state_dict(), output, result.run)
+    if options.averaged_output:
+        write_somewhere(result.averaged_state_dict(), options.averaged_output, f"{result.run}-averaged")
+    if options.best:
+        write_somewhere(result.best_state_dict(), options.best, f"{result.run}-best")
+    if options.loss_output:
+        write_somewhere(result.loss_state_dict(), options.loss_output, f"{result.run}-loss")
+    averaged, best, loss = options.averaged_output, options.best, options.loss_output
+    return {"trace": options.trace, "model": output, "averaged": averaged, "best": best, "loss": loss}
+
+
+def _model_file(options: Options) -> str | None:
+    """The file for the trained model: the one that was named, or a default where it would be lost otherwise.
+
+    In a deployment's own storage it would be: objects expire there.
+    """
+    for path in (options.averaged_output, options.best, options.loss_output, options.output):
+        check_model_file(path)
+    if options.detach or options.output is not None or (options.keep_model and options.storage is not None):
+        return str(options.output) if options.output is not None else None
+    return free_model_file()
+
+
+def _average(options: Options) -> "EMA | None":
+    """The average that is to be kept; verify knows of none."""
+    from funcpipe.training.averaging import EMA
+
+    decay, output = getattr(options, "ema", None), getattr(options, "averaged_output", None)
+    if output is not None and decay is None:
+        raise InputError("--averaged-output writes averages, and none are kept; add --ema 0.999")
+    return None if decay is None else EMA(decay=decay)
+
+
+def _check_validation(options: Options) -> None:
+    """Raise InvalidValue for options of a validation without its data, InputError for data that is not there."""
+    if options.validation_data is not None:
+        check_names({"--validation-data": options.validation_data})
+        return
+    given = {"--metric": options.metrics, "--patience": options.patience, "--best": options.best}
+    given |= {"--validate-steps": options.every_steps, "--validate-epochs": options.every_epochs}
+    for name, value in given.items():
+        if value:
+            raise InvalidValue(name, value, "needs a dataset to validate on: --validation-data MODULE:FACTORY")
+
+
+def _validation_of(options: Options) -> Validation | None:
+    """The validation of `train`, if there is one."""
+    if options.validation_data is None:
+        return None
+    given = {"data": load_data(options.validation_data), "metrics": metrics_of(options)}
+    return Validation(**{**fields_of(Validation, options), **given})
