@@ -89,8 +89,8 @@ class RunTaken(InputError):
     def __init__(self, run: str, owner: str, *, watches: bool = False) -> None:
         does = "is watching" if watches else "is training"
         super().__init__(
-            f"{owner}, {does} run {run}: choose another name, see how it fares (funcpipe status {run}), or end what "
-            "that client does and go on from what is saved: --take-over (in Python: take_over=True)"
+            f"{owner}, {does} run {run}: choose another name, see how it fares (funcpipe run status {run}), or end "
+            "what that client does and go on from what is saved: --take-over (in Python: take_over=True)"
         )
         self.run = run
         self.owner = owner
@@ -161,8 +161,8 @@ class RunKeyMissing(RunError):
     def __init__(self, run: str) -> None:
         super().__init__(
             f"the key of run {run} is not on this machine, so nothing that it says can be trusted; where it was "
-            f"started, `funcpipe key {run}` prints it: set FUNCPIPE_RUN_KEY to that here; `funcpipe clean {run}` "
-            "deletes the run without it"
+            f"started, `funcpipe run key {run}` prints it: set FUNCPIPE_RUN_KEY to that here; "
+            f"`funcpipe run clean {run}` deletes the run without it"
         )
         self.run = run
 

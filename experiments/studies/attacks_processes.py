@@ -1,6 +1,6 @@
 """Runs under attack in real processes, over local functions and files: as `experiments.studies.attacks`, with commands.
 
-Clients are processes that call `FuncPipe.train`, and `funcpipe status`, `stop` and `clean`; a client sleeps by SIGSTOP,
+Clients are processes that call `FuncPipe.train`, and `funcpipe run status|stop|clean`; a client sleeps by SIGSTOP,
 files are deleted by their age, cut, made by others, or on a disk that is read-only; folders cannot be made.
 """
 

@@ -279,9 +279,9 @@ class Planning:
     ) -> ProvisionTable:
         """All ways to train on `data`, or on so many samples: functions and machines, seconds, dollars, which to take.
 
-        The goal is a number of `epochs`, or a `target_loss` with a `loss` model (see `funcpipe fit-loss`); deadline and
-        budget are those of the whole job. `market` holds the machines, by name or from a file. With `ways` only those
-        of these names are compared. Rents nothing.
+        The goal is a number of `epochs`, or a `target_loss` with a `loss` model (see `funcpipe provision fit-loss`);
+        deadline and budget are those of the whole job. `market` holds the machines, by name or from a file. With `ways`
+        only those of these names are compared. Rents nothing.
         """
         from funcpipe.neighbours.history.comparing import filed
         from funcpipe.neighbours.provisioning.compare import provision_table

@@ -306,7 +306,7 @@ def _write_sky_file(options: Options) -> None:
         raise InputError(f"{other[0].opts[-1]} is for functions of a cloud, and deploy sky rents machines")
     if options.provision is None or options.on_head is None or options.template_only is None:
         raise InputError(
-            "deploy sky writes a task file: say which machines with --provision ways.json (funcpipe provision --json), "
+            "deploy sky writes a task file: say which machines with --provision ways.json (provision compare --json), "
             "what runs on them with --run 'funcpipe train …', and where to write it with --template-only sky.yaml"
         )
     chosen, market = chosen_way(options.provision, options.way)

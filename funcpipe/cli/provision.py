@@ -78,7 +78,7 @@ def compare(options: Options) -> None:
     if options.epochs is None and options.target_loss is None:
         raise InputError("one of the arguments --epochs --target-loss is required")
     if options.target_loss is not None and options.loss_model is None:
-        raise InputError("--target-loss needs --loss-model: fit one to a short run with funcpipe fit-loss")
+        raise InputError("--target-loss needs --loss-model: fit one to a short run with funcpipe provision fit-loss")
     if options.loss_model is not None and options.target_loss is None:
         raise InputError("--loss-model is for --target-loss: give that, or leave the model out")
     profile = read(ModelProfile, options.profile)
@@ -185,7 +185,8 @@ def _read_loss(path: str) -> LossModel:
     try:
         text = Path(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path}: cannot be read: {error}; a loss model is written by `funcpipe fit-loss`") from error
+        hint = "a loss model is written by `funcpipe provision fit-loss`"
+        raise FormatError(f"{path}: cannot be read: {error}; {hint}") from error
     return read(WeightedLoss, path) if f'"{WeightedLoss.FORMAT}"' in text[:100] else read(InverseLoss, path)
 
 
@@ -238,7 +239,7 @@ def chosen_way(path: str, way: str | None) -> tuple[Provision, str]:
 
 
 def plan_in(path: str, way: str | None) -> Plan:
-    """The plan in a file, or that of a way that `funcpipe provision --json` has printed, as `chosen_way` finds it.
+    """The plan in a file, or that of a way that `provision compare --json` has printed, as `chosen_way` finds it.
 
     Raises InputError or FormatError.
     """
@@ -246,14 +247,14 @@ def plan_in(path: str, way: str | None) -> Plan:
         if way is not None:
             raise InputError(
                 f"--way names {way}, but {path} has no ways: leave it out, or give as --plan what "
-                "`funcpipe provision --json` has printed"
+                "`funcpipe provision compare --json` has printed"
             )
         return read(Plan, path)
     found, _ = chosen_way(path, way)
     if found.plan is None:
         raise InputError(
-            f"the way {found.way} rents machines and has no plan: train by it with funcpipe train-server, or name the "
-            "way funcpipe with --way"
+            f"the way {found.way} rents machines and has no plan: train by it with funcpipe provision train, or name "
+            "the way funcpipe with --way"
         )
     return found.plan
 
@@ -262,4 +263,4 @@ def _is_table(path: str) -> bool:
     try:
         return f'"{ProvisionTable.FORMAT}"' in Path(path).read_text(encoding="utf-8")[:100]
     except (OSError, UnicodeDecodeError) as error:
-        raise FormatError(f"{path}: cannot be read: {error}; `funcpipe provision --json` prints it") from error
+        raise FormatError(f"{path}: cannot be read: {error}; `funcpipe provision compare --json` prints it") from error

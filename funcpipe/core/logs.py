@@ -1,4 +1,4 @@
-"""Logging of processes: people read the logs of a client, `funcpipe logs` collects those of functions.
+"""Logging of processes: people read the logs of a client, `funcpipe run logs` collects those of functions.
 
 Modules use `logging.getLogger(__name__)` as usual; here is where lines go, from which level on, and in what form. A
 function's line reads `2026-11-22T10:00:00.123Z INFO run=r worker=s0.r1 attempt=2 step=17 funcpipe.worker.loop: text`;

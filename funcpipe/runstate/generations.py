@@ -158,7 +158,7 @@ def _why_unknown(run: str, own: Sequence[str]) -> str:
         return f"its name is what `train` printed; in a deployment's own bucket, {kept}"
     count = "an object" if len(left) == 1 else f"{len(left)} objects"
     why = f"its client ended before it began, {WHY_GONE}"
-    return f"{count} of one, such as {left[0]}, without a record: {why}; funcpipe clean {run} deletes what is left"
+    return f"{count} of one, such as {left[0]}, without a record: {why}; funcpipe run clean {run} deletes what is left"
 
 
 def refuse_if_gone(storage: Storage, run: str, why: str) -> None:
@@ -172,7 +172,8 @@ def refuse_if_gone(storage: Storage, run: str, why: str) -> None:
         return
     except RunUnknown:
         if any(not key.startswith(Keys(run).owner.prefix) for key in find_objects(storage, Keys(run).run_prefix).own):
-            rest = f"what is left of it cannot be resumed: funcpipe clean {run} deletes what is left, then train again"
+            rest = f"funcpipe run clean {run} deletes what is left, then train again"
+            rest = f"what is left of it cannot be resumed: {rest}"
         else:
             rest = "nothing is left of it to resume: train without --resume begins it anew"
         raise RunUnknown(f"{why}; {rest}") from None

@@ -100,7 +100,7 @@ def load_resume_point(storage: Storage, record: RunRecord, *, from_start: bool =
     if finished is not None:
         raise RunUnknown(
             f"run {keys.run} has finished, but its model cannot be read: {'; '.join(damaged) or 'it is gone'}; "
-            f"delete what is left (funcpipe clean {keys.run}), and train again"
+            f"delete what is left (funcpipe run clean {keys.run}), and train again"
         )
     if damaged or record.first_step:
         raise RunUnknown(
@@ -186,6 +186,6 @@ def load_first_tensors(storage: Storage, record: RunRecord) -> dict[str, Tensor]
         except (CorruptMessage, KeyMissing) as error:
             raise RunUnknown(
                 f"run {keys.run}: the parameters that were uploaded for stage {stage} cannot be read: {error}; "
-                f"delete it (funcpipe clean {keys.run}), and start a new one"
+                f"delete it (funcpipe run clean {keys.run}), and start a new one"
             ) from error
     return found

@@ -177,7 +177,7 @@ def test_a_run_elsewhere_is_told_and_does_not_count(here: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--way", "one-machine"], "rents machines and has no plan: train by it with funcpipe train-server"),
+        (["--way", "one-machine"], "rents machines and has no plan: train by it with funcpipe provision train"),
         (["--way", "magic"], "--way must be one of"),
     ],
 )

@@ -1,4 +1,4 @@
-"""`funcpipe logs` of runs, from files of this machine."""
+"""`funcpipe run logs` of runs, from files of this machine."""
 
 from pathlib import Path
 

@@ -103,7 +103,7 @@ def test_a_model_is_kept_in_its_storage_exported_and_trained_on(
     assert main([*words, *where, "--run", "kept"]) == 0
     shown = capsys.readouterr().out
     assert f"the model is kept in file://{folder}/runs" in shown
-    assert f"funcpipe export kept --storage file://{folder}/runs -o model.safetensors" in shown
+    assert f"funcpipe run export kept --storage file://{folder}/runs -o model.safetensors" in shown
     assert main(["status", "kept", *where]) == 0
     assert "and its model is kept (0.0 MB)" in capsys.readouterr().out
     assert main([*words, *where, "--resume", "kept", "--epochs", "2", "-o", "longer.pt"]) == 0

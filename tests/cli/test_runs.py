@@ -79,7 +79,7 @@ def test_a_run_is_shown_stopped_and_deleted(
     shown = capsys.readouterr().out
     assert "dead: no function sends heartbeats any more, last heartbeat 1970-01-01 " in " ".join(shown.split())
     assert f"funcpipe train ... --resume left --storage {storage_url}\n" in shown
-    assert f"funcpipe logs left --storage {storage_url}\n" in shown
+    assert f"funcpipe run logs left --storage {storage_url}\n" in shown
     assert "between two steps" not in shown
     assert "left: step 5 of 16, 20 s, $0.002400" in shown
     assert "300 of 1024" in shown
@@ -112,7 +112,7 @@ def test_a_run_s_key_is_printed_and_lets_another_machine_look_after_the_run(
         assert main(words) == 1
         said = " ".join(capsys.readouterr().err.split())
         assert "the key of run left is not on this machine" in said
-        assert "`funcpipe key left` prints it: set FUNCPIPE_RUN_KEY to that here" in said
+        assert "`funcpipe run key left` prints it: set FUNCPIPE_RUN_KEY to that here" in said
     monkeypatch.setenv("FUNCPIPE_RUN_KEY", key)
     assert main(["status", *about]) == 3
     assert main(["clean", *about]) == 0
@@ -137,8 +137,8 @@ def test_a_run_that_is_left_says_how_to_find_it(
     words = ["--detach", "--storage", "s3://bucket/runs?region=x", "--run", "left", "--epochs", "7"]
     assert main([*TRAIN, *words, "--spec", "aws-lambda"]) == 0
     shown = capsys.readouterr().out
-    assert "funcpipe status left --storage 's3://bucket/runs?region=x'\n" in shown
-    assert "watch it:   funcpipe watch left --storage 's3://bucket/runs?region=x'\n" in shown
+    assert "funcpipe run status left --storage 's3://bucket/runs?region=x'\n" in shown
+    assert "watch it:   funcpipe run watch left --storage 's3://bucket/runs?region=x'\n" in shown
     assert "collect it: funcpipe train ... --resume left --storage 's3://bucket/runs?region=x'\n" in shown
     assert (given["settings"].name, given["epochs"], given["settings"].prices.name) == ("left", 7, "aws-lambda")
 
@@ -161,18 +161,18 @@ def test_a_run_that_is_left_on_a_deployment_lies_in_its_bucket(
     [
         (
             RunInterrupted("run-1", running=True, kept=True, storage="file:///runs"),
-            "interrupted; run run-1: it goes on watch it: funcpipe watch run-1 --storage file:///runs "
+            "interrupted; run run-1: it goes on watch it: funcpipe run watch run-1 --storage file:///runs "
             "collect it: funcpipe train ... --resume run-1 --storage file:///runs "
             "in Python: pipe.train(dataset, ..., resume='run-1', storage='file:///runs') "
-            "status: funcpipe status run-1 --storage file:///runs stop it: funcpipe stop run-1 "
-            "--storage file:///runs delete it: funcpipe clean run-1 --storage file:///runs",
+            "status: funcpipe run status run-1 --storage file:///runs stop it: funcpipe run stop run-1 "
+            "--storage file:///runs delete it: funcpipe run clean run-1 --storage file:///runs",
         ),
         (
             RunInterrupted("run-1", running=False, kept=True, storage="file:///runs", saved_step=5, steps=9),
             "interrupted; run run-1: it was stopped, and step 5 of 9 is saved resume it: funcpipe train "
             "... --resume run-1 --storage file:///runs "
             "in Python: pipe.train(dataset, ..., resume='run-1', storage='file:///runs') "
-            "delete it: funcpipe clean run-1 --storage file:///runs",
+            "delete it: funcpipe run clean run-1 --storage file:///runs",
         ),
         (
             RunInterrupted("run-1", running=False, kept=False, storage="file:///runs"),

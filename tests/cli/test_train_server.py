@@ -17,7 +17,7 @@ BATCH = ["--global-batch", "64", "--micro-batch", "16"]
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Path:
-    """A folder with what `funcpipe provision --json` has printed."""
+    """A folder with what `funcpipe provision compare --json` has printed."""
     monkeypatch.chdir(tmp_path)
     write(profile(), tmp_path / "profile.json")
     words = ["provision", "profile.json", "--samples", "20000", "--global-batch", "64", "--epochs", "2"]

@@ -1,4 +1,4 @@
-"""`funcpipe watch`: as a screen, as lines, as JSON; left with a key, and ended as `status` ends."""
+"""`funcpipe run watch`: as a screen, as lines, as JSON; left with a key, and ended as `status` ends."""
 
 import io
 import json
@@ -216,7 +216,7 @@ def test_ctrl_c_leaves_the_run_as_it_is(
     assert main(WATCH) == 0
     shown = capsys.readouterr().out
     assert "run run-1 is as it was: watching changes nothing" in shown
-    assert "watch it:   funcpipe watch run-1 --storage memory://\n" in shown
+    assert "watch it:   funcpipe run watch run-1 --storage memory://\n" in shown
     assert {key: run.raw.get(key) for key in run.raw.list("")} == before
 
 

@@ -177,7 +177,7 @@ def test_a_kept_model_that_is_damaged_is_no_result(storage: MemoryStorage, funct
     with pytest.raises(RunUnknown, match=r"no checkpoint can be read.*s1"):
         export(RUN, storage=storage)
     with pytest.raises(
-        RunUnknown, match=rf"run {RUN} has finished, but its model cannot be read.*funcpipe clean {RUN}"
+        RunUnknown, match=rf"run {RUN} has finished, but its model cannot be read.*funcpipe run clean {RUN}"
     ):
         prepared(storage, functions, RunSettings(resume=RUN))
 

@@ -87,7 +87,7 @@ def test_a_run_that_still_runs_is_not_started_again_nor_watched_by_another_plan(
         launch_detached(again)
     own = dataclasses.replace(again.job, plan=dataclasses.replace(again.job.plan, micro_batch=1))
     session = session_on(Site(functions, storage, "memory://"), reopen=functions.open)
-    with pytest.raises(PlanError, match=f"run {RUN} still runs by another plan; end it first: funcpipe stop {RUN}"):
+    with pytest.raises(PlanError, match=f"run {RUN} still runs by another plan; end it first: funcpipe run stop {RUN}"):
         prepare(own, session, settings=RunSettings(resume=RUN))
 
 

@@ -156,7 +156,7 @@ def test_another_machine_can_do_with_a_run_what_it_is_told_the_key_of(
     key = key_of(KeyFolder(), list_generations(storage, RUN)[0]).text
     before = {name: storage.get(name) for name in storage.list("")}
     monkeypatch.setenv(FOLDER, str(tmp_path / "another machine"))
-    said = rf"the key of run {RUN} is not on this machine.*`funcpipe key {RUN}` prints it: set FUNCPIPE_RUN_KEY to that"
+    said = rf"the key of run {RUN} is not on this machine.*`funcpipe run key {RUN}` prints it: set FUNCPIPE_RUN_KEY to"
     with pytest.raises(RunKeyMissing, match=said):
         status(storage, RUN, functions.open)
     with pytest.raises(RunKeyMissing, match=said):
@@ -186,7 +186,7 @@ def test_a_run_whose_key_is_gone_can_be_deleted_and_so_can_what_others_have_put_
     planted = Keys(RUN, 1, "0123456789abcdef")
     for name in (planted.reservation, planted.payload("s0.r0"), planted.record):
         storage.put(name, b"theirs")
-    with pytest.raises(RunKeyMissing, match=f"`funcpipe clean {RUN}` deletes the run without it"):
+    with pytest.raises(RunKeyMissing, match=f"`funcpipe run clean {RUN}` deletes the run without it"):
         status(storage, RUN, functions.open)
     assert clean(storage, RUN, functions.open) > 3
     assert storage.list("") == ()

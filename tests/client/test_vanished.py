@@ -115,7 +115,7 @@ def test_a_run_without_a_record_is_said_to_be_left_and_can_be_cleaned(stopped: d
         stop(storage, RUN, gone)
     assert str(unknown.value) == (
         f"there is no run {RUN!r} in this storage; {count} objects of one, such as {first}, without a record: "
-        f"its client ended before it began, {WHY_GONE}; funcpipe clean {RUN} deletes what is left"
+        f"its client ended before it began, {WHY_GONE}; funcpipe run clean {RUN} deletes what is left"
     )
     assert clean(storage, RUN, gone) == count
     assert storage.list("") == ()
@@ -140,8 +140,8 @@ def test_a_client_whose_lease_vanishes_says_so_and_the_run_can_be_resumed(
     with pytest.raises(RunHalted) as ended:
         launch(prepared, vanish)
     assert str(ended.value) == (
-        f"run {RUN} was ended here: the lease of owner 0 is missing: {WHY_GONE}; funcpipe status {RUN} shows what is "
-        "left of it, and train with --resume goes on from that"
+        f"run {RUN} was ended here: the lease of owner 0 is missing: {WHY_GONE}; funcpipe run status {RUN} shows what "
+        "is left of it, and train with --resume goes on from that"
     )
     functions.stop_all()
     assert_same(launch(prepare(made, session, faults=faults, settings=RunSettings(resume=RUN))), expected)
@@ -200,7 +200,7 @@ def test_a_run_without_a_record_is_gone_and_one_whose_record_is_damaged_is_not(s
     refuse_if_gone(filled(stopped), RUN, "why")
     refuse_if_gone(filled({k: b"" if k.endswith("/run.json") else v for k, v in stopped.items()}), RUN, "why")
     storage = without(stopped, lambda key: key.endswith("/run.json") or ("/generations/" in key and "json" in key))
-    with pytest.raises(RunUnknown, match=rf"^why; what is left of it cannot be resumed: funcpipe clean {RUN} deletes"):
+    with pytest.raises(RunUnknown, match=rf"^why; what is left of it cannot be resumed: funcpipe run clean {RUN} "):
         refuse_if_gone(storage, RUN, "why")
     clean(storage, RUN, gone)
     with pytest.raises(RunUnknown, match=r"^why; nothing is left of it to resume: "):
@@ -209,7 +209,10 @@ def test_a_run_without_a_record_is_gone_and_one_whose_record_is_damaged_is_not(s
 
 @pytest.mark.parametrize(
     ("lost", "rest"),
-    [("", "nothing is left of it to resume: train without"), ("run.json", rf"what is left .* funcpipe clean {RUN} ")],
+    [
+        ("", "nothing is left of it to resume: train without"),
+        ("run.json", rf"what is left .* funcpipe run clean {RUN} "),
+    ],
 )
 def test_a_run_that_vanishes_while_it_is_resumed_is_not_said_to_be_taken(
     lost: str, rest: str, job: Job, stopped: dict[str, bytes]

@@ -210,7 +210,7 @@ def requests(view: RunView) -> int:
 
 
 def test_a_look_takes_twelve_requests_and_one_for_each_worker_and_replica(run: SeenRun) -> None:
-    """As `funcpipe watch --help` says."""
+    """As `funcpipe run watch --help` says."""
     watching = watcher(run)
     watching.poll()
     for attempt in (1, 2, 3):

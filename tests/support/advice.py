@@ -172,9 +172,9 @@ MENDS: tuple[tuple[str, str, Callable[[World], None]], ...] = (
 
 ADVICE: tuple[tuple[str, str, Callable[[World], Left]], ...] = (
     *((pattern, name, _after(do, _begin)) for pattern, name, do in MENDS),
-    (r"funcpipe clean \S+\), and (start a new one|train again)", "clean, train", _after(_clean, _begin)),
+    (r"funcpipe run clean \S+\), and (start a new one|train again)", "clean, train", _after(_clean, _begin)),
     (r"(?s)key of run .* is not on this machine", "clean, train", _after(_clean, _begin)),
-    (r"funcpipe clean \S+ deletes what is left", "clean, train", _after(_clean, _begin)),
+    (r"funcpipe run clean \S+ deletes what is left", "clean, train", _after(_clean, _begin)),
     (r"give the command again", "clean, train", _after(_clean, _begin)),
     (r"--from-start", "--resume --from-start", lambda world: world.resume(from_start=True)),
     (r"--take-over", "--resume --take-over", lambda world: world.resume(take_over=True)),

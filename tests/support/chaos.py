@@ -127,7 +127,7 @@ def run(
     same = tensors is not None and (expected is None or _equal(tensors, expected))
     outcome = "same bits" if same else ("OTHER BITS" if tensors is not None else error.partition(":")[0])
     if error:
-        objects.delete_many(objects.list(f"{RUN}/"))  # what `funcpipe clean` does once the functions have ended
+        objects.delete_many(objects.list(f"{RUN}/"))  # what `funcpipe run clean` does once the functions have ended
     ending = Ending(
         seed=seed,
         fault=fault,

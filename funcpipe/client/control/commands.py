@@ -12,15 +12,15 @@ def commands(run: str, storage: str | None, *, watch: str = "watch it") -> tuple
     where = f"{shlex.quote(run)} --storage {shlex.quote(storage or 'URL')}"
     return (
         f"  {watch + ':':<11} funcpipe train ... --resume {where}",
-        f"  {'status:':<11} funcpipe status {where}",
-        f"  {'stop it:':<11} funcpipe stop {where}",
-        f"  {'delete it:':<11} funcpipe clean {where}",
+        f"  {'status:':<11} funcpipe run status {where}",
+        f"  {'stop it:':<11} funcpipe run stop {where}",
+        f"  {'delete it:':<11} funcpipe run clean {where}",
     )
 
 
 def watch_command(run: str, storage: str | None) -> str:
     """The command that shows a run while it goes on."""
-    return f"  {'watch it:':<11} funcpipe watch {shlex.quote(run)} --storage {shlex.quote(storage or 'URL')}"
+    return f"  {'watch it:':<11} funcpipe run watch {shlex.quote(run)} --storage {shlex.quote(storage or 'URL')}"
 
 
 def after_failure(run: str, storage: str, *, watch: str = "resume it", expires: bool = False) -> tuple[str, ...]:
@@ -29,7 +29,7 @@ def after_failure(run: str, storage: str, *, watch: str = "resume it", expires: 
     In a deployment's own bucket, what is kept `expires`.
     """
     resume, status, _, clean = commands(run, storage, watch=watch)
-    logs = f"  {'logs:':<11} funcpipe logs {shlex.quote(run)} --storage {shlex.quote(storage)}"
+    logs = f"  {'logs:':<11} funcpipe run logs {shlex.quote(run)} --storage {shlex.quote(storage)}"
     kept = f"  {'it is kept:':<11} {KEEP_DAYS} days, unless the deployment was made with --keep-days"
     return resume, status, logs, clean, *((kept,) if expires else ())
 
@@ -49,7 +49,7 @@ def after_end(run: str, storage: str) -> tuple[str, ...]:
     where = f"{shlex.quote(run)} --storage {shlex.quote(storage)}"
     *_, clean = commands(run, storage)
     return (
-        f"  {'write it:':<11} funcpipe export {where} -o model.safetensors",
+        f"  {'write it:':<11} funcpipe run export {where} -o model.safetensors",
         f"  {'train on:':<11} funcpipe train ... --resume {where} --epochs MORE",
         clean,
     )
@@ -63,4 +63,4 @@ def before_start(run: str) -> tuple[str, ...]:
 def after_removal(run: str, platform: str) -> tuple[str, ...]:
     """The command that shows the platform's logs of a run whose objects were deleted."""
     where = "" if platform.startswith(f"{LOCAL}:") else f" --platform {shlex.quote(platform)}"
-    return (f"  {'logs:':<11} funcpipe logs {shlex.quote(run)}{where}",)
+    return (f"  {'logs:':<11} funcpipe run logs {shlex.quote(run)}{where}",)

@@ -25,7 +25,7 @@ class Verdict(Enum):
 
     @property
     def exit_code(self) -> int:
-        """The exit code of `funcpipe status`: 0 while all is well, 1 for a failed run, 3 for one without workers."""
+        """The exit code of `funcpipe run status`: 0 while all is well, 1 for a failed run, 3 without workers."""
         return {Verdict.FAILED: 1, Verdict.DEAD: 3}.get(self, 0)
 
 

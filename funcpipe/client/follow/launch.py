@@ -164,12 +164,12 @@ def _owned(prepared: PreparedRun, *, watches: bool = False) -> Iterator[Owner]:
         if error.missing:
             refuse_if_gone(prepared.storage, prepared.name, f"run {prepared.name} was ended here: {error}")
             raise RunHalted(
-                f"run {prepared.name} was ended here: {error}; funcpipe status {prepared.name} shows what is left of "
-                "it, and train with --resume goes on from that"
+                f"run {prepared.name} was ended here: {error}; funcpipe run status {prepared.name} shows what is left "
+                "of it, and train with --resume goes on from that"
             ) from error
         raise RunHalted(
             f"run {prepared.name} was ended here: another client has taken it over ({error}); "
-            f"funcpipe status {prepared.name} shows what it does"
+            f"funcpipe run status {prepared.name} shows what it does"
         ) from error
 
 

@@ -41,7 +41,7 @@ def check_not_gone(storage: Storage, record: RunRecord) -> None:
     if find_record(storage, Keys.of(record)) is None:
         raise RunUnknown(
             f"run {record.run} has ended, and another client has collected or continued it: "
-            f"funcpipe status {record.run} shows whether it goes on"
+            f"funcpipe run status {record.run} shows whether it goes on"
         )
 
 

@@ -51,8 +51,8 @@ _ASKED_FIRST = ("train", "optimize", "profile", "evaluate")
 _FROM_ELSEWHERE = {
     **dict.fromkeys(
         ("device", "devices", "gpus", "accelerator"),
-        "functions compute on processors, and the module stays where it is; leave it out (`funcpipe provision` says "
-        "where a GPU is cheaper)",
+        "functions compute on processors, and the module stays where it is; leave it out (`funcpipe provision compare` "
+        "says where a GPU is cheaper)",
     ),
     **dict.fromkeys(
         ("lr", "learning_rate", "momentum", "weight_decay"),

@@ -97,7 +97,8 @@ def earlier_run(
     platform = None if finished else running_on(session, record)
     if platform is not None:
         if not _has_same_plan(job.plan, record):
-            raise PlanError(f"run {record.run} still runs by another plan; end it first: funcpipe stop {record.run}")
+            first = f"end it first: funcpipe run stop {record.run}"
+            raise PlanError(f"run {record.run} still runs by another plan; {first}")
         return EarlierRun(platform=platform)
     resumed = resume_point(session.storage, record, stages, from_start=from_start)
     is_whole = record.steps == job.steps and (resumed.stopped or resumed.step == job.steps)

@@ -243,8 +243,8 @@ def provision_table(
 ) -> ProvisionTable:
     """Every way to do `job`, on functions and on machines: seconds, dollars, the chance to miss, the one to take.
 
-    `loss` says how long a target loss takes (`funcpipe fit-loss`). `training` says how FuncPipe trains: formats,
-    optimiser, replicas. With `ways`, only those of these names are compared. With `count_server`, λDNN and spotDNN
+    `loss` says how long a target loss takes (`funcpipe provision fit-loss`). `training` says how FuncPipe trains:
+    formats, optimiser, replicas. With `ways`, only these are compared. With `count_server`, λDNN and spotDNN
     count the parameter server when they search, which their papers leave out; the bill always does. Raises InvalidValue
     for an unknown way, market or platform.
     """

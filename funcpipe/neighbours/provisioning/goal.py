@@ -111,7 +111,7 @@ class Goal:
         if self.loss is None:
             raise Infeasible(
                 f"the job is to reach {self.job.goal}, and no loss model says how long that takes; "
-                "fit one to a short run (funcpipe fit-loss), or ask for epochs"
+                "fit one to a short run (funcpipe provision fit-loss), or ask for epochs"
             )
         return self.loss
 

@@ -29,8 +29,8 @@ _REFUSED: dict[type[RedisError], str] = {
     AskError: "the server is part of a cluster, whose nodes hold some keys each; give a server that is not",
 }
 _FULL = (
-    "the server's memory is full; raise its maxmemory, delete runs that are over (funcpipe clean), or train with more "
-    "stages or smaller micro-batches"
+    "the server's memory is full; raise its maxmemory, delete runs that are over (funcpipe run clean), or train with "
+    "more stages or smaller micro-batches"
 )
 _UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
 _TRUST = "name the host as its certificate does, and set SSL_CERT_FILE to the certificates of who signed it"
