@@ -74,8 +74,7 @@ if TYPE_CHECKING:
     from funcpipe.neighbours.parameter_server.server_run import ServerResult
     from funcpipe.neighbours.parameter_server.values import ServerWorker
     from funcpipe.neighbours.provisioning.compare import provision_table
-    from funcpipe.platforms.catalog import load_spec, open_deployment, open_platform, open_storage
-    from funcpipe.platforms.machine_catalog import load_market
+    from funcpipe.platforms.catalog import load_market, load_spec, open_deployment, open_platform, open_storage
     from funcpipe.profiler.buckets import Bucket
     from funcpipe.runstate.liveness import WorkerState
     from funcpipe.scheduler.simulator.disturbances import Disturbances

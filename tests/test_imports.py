@@ -41,16 +41,7 @@ NEIGHBOURS = ("neighbours", "neighbours.provisioning", "neighbours.parameter_ser
 ABOVE = ("client", *NEIGHBOURS, "testing", "loggers", "api", "show", "cli", "__init__", "__main__")
 """From below to the top: each may import all rooms, and those of `ABOVE` that come before it."""
 
-BASE = (
-    "platforms.base",
-    "platforms.request_meter",
-    "platforms.routed",
-    "platforms.function_group",
-    "platforms.wrappers",
-    "platforms.allocator",
-    "platforms.memory",
-    "platforms.processors",
-)
+BASE = ("platforms.base", "platforms.wrappers", "platforms.process", "platforms.function_group")
 """The modules of `platforms` that rooms below it lean on: the Protocols, and what is made of nothing else."""
 
 WITH_TORCH = {
@@ -129,7 +120,7 @@ def may_use(module: str, room: str, top: str) -> bool:
         "pyomo": module.startswith("partitioner.mip"),
         "boto3": module.startswith("platforms.aws."),
         "botocore": module.startswith("platforms.aws."),
-        "redis": module.startswith("platforms.redis."),
+        "redis": module == "platforms.redis",
         "ray": module == "platforms.ray.library",
         "rich": room in ("cli", "loggers", "show"),
     }
@@ -216,7 +207,7 @@ def test_planning_loads_neither_torch_nor_a_solver() -> None:
 
 def test_a_function_loads_no_client_no_search_no_solver_and_no_cloud() -> None:
     modules = (
-        *("worker.attempt", "profiler.remote.function", "platforms.entry.function"),
+        *("worker.attempt", "profiler.remote.function", "platforms.entry"),
         "neighbours.parameter_server.function_worker",
     )
     for statement, loaded in loaded_by(*(f"import funcpipe.{module}" for module in modules)).items():

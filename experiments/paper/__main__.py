@@ -22,7 +22,7 @@ from experiments.paper import (
 )
 from experiments.paper.common import Answer, Script, Settings, answer, read_arguments, save, tell
 from experiments.paper.index import page
-from funcpipe.platforms.processors import usable_processors
+from funcpipe.platforms.process import usable_processors
 
 SCRIPTS = {
     module.SCRIPT.name: module.SCRIPT

@@ -14,7 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import median
 
-from funcpipe.platforms.allocator import environment
+from funcpipe.platforms.process import environment
 from funcpipe.training.recipe import Recipe
 
 STEPS = ("interpreter", "torch", "funcpipe", "storage", "bundle, optimiser", "first task", "first step")
@@ -66,7 +66,7 @@ def function(payload: str) -> list[tuple[float, float]]:
     note()
     from funcpipe.core import WorkerSpec, from_text
     from funcpipe.core.run_key import RunKey
-    from funcpipe.platforms import allocator
+    from funcpipe.platforms import process as allocator
     from funcpipe.runstate.signed_storage import OneKey, SignedStorage
     from funcpipe.worker import deferred_compiler
     from funcpipe.worker.setup import load_worker

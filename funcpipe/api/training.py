@@ -170,7 +170,7 @@ class FuncPipe(Evaluating):
         from funcpipe.neighbours.parameter_server.loops import nothing_changes
         from funcpipe.neighbours.parameter_server.on_machines import check_given, cluster_of, server_job_of
         from funcpipe.neighbours.parameter_server.server_run import ServerRun
-        from funcpipe.platforms.machine_catalog import load_market
+        from funcpipe.platforms.catalog import load_market
 
         settings, order = settings_with(settings, keywords), SampleOrder(epochs=epochs, seed=seed, shuffle=shuffle)
         prices = load_market(market) if isinstance(market, str) else market

@@ -61,7 +61,7 @@ def _begin_again(options: "Options") -> None:
     They can then be forked from it, which saves loading torch a second time.
     """
     if options.verb in _WITH_FUNCTIONS and getattr(options, "platform", "local") == "local" and is_program():
-        from funcpipe.platforms import allocator
+        from funcpipe.platforms import process as allocator
 
         allocator.restart_process()
 

@@ -18,10 +18,9 @@ from funcpipe.core.distribution import needed_from
 from funcpipe.core.process import say, write_out
 from funcpipe.core.settings import KEEP_DAYS, LEAST_KEEP_DAYS
 from funcpipe.errors import InputError
-from funcpipe.platforms.catalog import load_spec
-from funcpipe.platforms.machine_catalog import load_market
+from funcpipe.platforms.catalog import load_market, load_spec
 from funcpipe.platforms.ray.sky_task import SkyJob, sky_text
-from funcpipe.platforms.shared.data_buckets import data_bucket
+from funcpipe.platforms.shared.deployment import data_bucket
 from funcpipe.platforms.shared.package import read_requirements
 
 _SKY = "sky"
@@ -62,7 +61,7 @@ class Aws:
     def deployer_policy(self, options: Options) -> str:
         """A policy of IAM."""
         from funcpipe.platforms.aws.account import Account
-        from funcpipe.platforms.aws.deployer_policy import deployer_policy
+        from funcpipe.platforms.aws.resources import deployer_policy
 
         where = Account(region=options.region)
         made = deployer_policy(options.name, region=where.region, account=options.account, partition=where.partition)
@@ -70,7 +69,7 @@ class Aws:
 
     def deploy(self, options: Options) -> Any:
         """Create or update the stack."""
-        from funcpipe.platforms.aws.image import lambda_package
+        from funcpipe.platforms.aws.deployment import lambda_package
 
         package = lambda_package(read_requirements(options.requirements), options.base_image)
         return self._deployer(options).deploy(self._shape(options), package)
@@ -117,7 +116,7 @@ class Aliyun:
 
     def template(self, options: Options) -> str:
         """The template of Serverless Devs; the account's number comes from the environment when it is used."""
-        from funcpipe.platforms.aliyun.names import bucket_name, role_name, storage_url
+        from funcpipe.platforms.aliyun.account import bucket_name, role_name, storage_url
         from funcpipe.platforms.aliyun.template import container_package, tool_template
 
         shape = self._shape(options)
@@ -155,7 +154,7 @@ class Aliyun:
         return Deployer(Account(region=options.region), say=say)
 
     def _shape(self, options: Options) -> Any:
-        from funcpipe.platforms.aliyun.names import check_registry
+        from funcpipe.platforms.aliyun.account import check_registry
         from funcpipe.platforms.aliyun.template import shape_of
 
         if options.repository is None:

@@ -29,8 +29,7 @@ from funcpipe.core.loss_model import InverseLoss, LossModel, WeightedLoss
 from funcpipe.core.market import Market
 from funcpipe.core.provision import JobSpec, Provision
 from funcpipe.errors import FormatError, InputError
-from funcpipe.platforms.catalog import load_spec
-from funcpipe.platforms.machine_catalog import load_market
+from funcpipe.platforms.catalog import load_market, load_spec
 
 if TYPE_CHECKING:
     from rich.console import Console

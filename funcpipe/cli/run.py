@@ -17,7 +17,7 @@ from funcpipe.core.process import write_out
 from funcpipe.errors import InputError, RunUnknown
 from funcpipe.platforms.base import Platform
 from funcpipe.platforms.catalog import LOCAL, open_platform, open_storage
-from funcpipe.platforms.local.log_files import read_logs
+from funcpipe.platforms.local.output import read_logs
 from funcpipe.platforms.local.platform import LocalPlatform
 
 _WHERE = "--storage file:///tmp/runs"

@@ -25,7 +25,7 @@ from funcpipe.cli.training import (
 from funcpipe.core import OptimizerKind
 from funcpipe.core.texts import time_text, usd_text
 from funcpipe.errors import InputError
-from funcpipe.platforms.machine_catalog import load_market
+from funcpipe.platforms.catalog import load_market
 
 
 @verb(

@@ -13,9 +13,8 @@ from funcpipe.data.parquet_format import ParquetFormat
 from funcpipe.data.shard_format import INDEX, Shard, ShardFormat
 from funcpipe.data.webdataset_format import WebDatasetFormat
 from funcpipe.errors import DataError, KeyMissing
-from funcpipe.platforms.base import OpenStorage, Storage
+from funcpipe.platforms.base import OpenStorage, RequestMeter, Storage
 from funcpipe.platforms.catalog import FIRST_S, open_storage
-from funcpipe.platforms.request_meter import RequestMeter
 
 CACHE_MB = 256
 """The default of the MB that a function keeps of shards in its temporary folder, which has 512 MB on clouds."""

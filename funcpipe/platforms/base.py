@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
-from funcpipe.core import Invocation, Plan, PlatformSpec
+from funcpipe.core import CountsByKind, Invocation, Plan, PlatformSpec, RequestCounts
 from funcpipe.core.logs import RawLine
+from funcpipe.core.stores import DEFAULT
 from funcpipe.errors import PlatformRefused
-from funcpipe.platforms.memory import PeakMemory
-from funcpipe.platforms.request_meter import RequestMeter
+from funcpipe.platforms.process import PeakMemory
 
 Gate = AbstractContextManager[object]
 OPEN: Gate = nullcontext()
@@ -69,6 +69,30 @@ class Storage(Protocol):
 def batches(keys: Sequence[str]) -> Iterator[Sequence[str]]:
     """Return `keys` in parts of at most DELETE_BATCH."""
     return (keys[start : start + DELETE_BATCH] for start in range(0, len(keys), DELETE_BATCH))
+
+
+class RequestMeter:
+    """Several storages may count with one meter, and several threads at once: all that a function or a client asks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = CountsByKind().by_kind
+
+    @property
+    def by_kind(self) -> CountsByKind:
+        """The counts so far, by the kind of objects."""
+        with self._lock:
+            return CountsByKind(**self._counts)
+
+    @property
+    def counts(self) -> RequestCounts:
+        """The counts so far."""
+        return self.by_kind.total
+
+    def add(self, counts: RequestCounts, kind: str = DEFAULT) -> None:
+        """Count what was asked of the store of objects of that kind."""
+        with self._lock:
+            self._counts[kind] += counts
 
 
 class OpenStorage(Protocol):

@@ -1,6 +1,7 @@
-"""The platforms that funcpipe knows by name, their storage, and specifications read from files."""
+"""The platforms and markets that funcpipe knows by name, their regions and storage, and those read from files."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -10,22 +11,19 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from funcpipe.core import Plan, PlatformSpec, from_text, read
 from funcpipe.core.distribution import needed_from
+from funcpipe.core.market import Market
+from funcpipe.core.platform import RegionTable, in_region
 from funcpipe.core.stores import DEFAULT, KINDS, urls_by_kind
 from funcpipe.core.texts import url_parts, without_secrets
 from funcpipe.errors import InputError, InvalidValue
-from funcpipe.platforms.base import Deployment, Platform, Storage
+from funcpipe.platforms.base import Deployment, Platform, RequestMeter, Storage
 from funcpipe.platforms.local.files import FileStorage
-from funcpipe.platforms.local.link import read_link
-from funcpipe.platforms.machine_catalog import load_market
-from funcpipe.platforms.processors import usable_processors
-from funcpipe.platforms.regions import priced_in, region_tables
-from funcpipe.platforms.request_meter import RequestMeter
-from funcpipe.platforms.routed import Routed
-from funcpipe.platforms.timed import Timed
-from funcpipe.platforms.wrappers import RETRY_S, Counted, Retried
+from funcpipe.platforms.local.throttle import read_link
+from funcpipe.platforms.process import usable_processors
+from funcpipe.platforms.wrappers import RETRY_S, Counted, Retried, Routed, Timed
 
 if TYPE_CHECKING:
-    from funcpipe.platforms.ray.address import RayAddress
+    from funcpipe.platforms.ray.cluster import RayAddress
 
 LOCAL = "local"
 _RAY = "ray"
@@ -160,7 +158,7 @@ def _open_redis(url: str, parts: SplitResult, prefix: str) -> Storage:
     except ValueError:
         raise _no_storage(url, parts) from None
     with needed_from("redis"):
-        from funcpipe.platforms.redis.storage import DEFAULT_PORT, RedisStorage
+        from funcpipe.platforms.redis import DEFAULT_PORT, RedisStorage
 
     return RedisStorage(
         parts.hostname or "", port or DEFAULT_PORT, database=database, prefix=prefix, tls=parts.scheme == "rediss"
@@ -204,8 +202,7 @@ def is_deployment(platform: str) -> bool:
 
 def ray_cluster(url: str) -> "tuple[RayAddress, PlatformSpec]":
     """The cluster that the URL names, and its specification, with the prices of the machine that the URL may name."""
-    from funcpipe.platforms.ray.address import parse_address
-    from funcpipe.platforms.ray.spec import at_prices_of
+    from funcpipe.platforms.ray.cluster import at_prices_of, parse_address
 
     address, spec = parse_address(url), load_spec(_RAY)
     if address.machine is None or address.market is None:
@@ -267,3 +264,34 @@ def open_deployment(url: str, *, meter: RequestMeter | None = None, known: Platf
 
 def _is_redis(scheme: str) -> bool:
     return scheme in ("redis", "rediss")
+
+
+def market_names() -> tuple[str, ...]:
+    """Return the markets that ship with funcpipe; those with a year reproduce a paper."""
+    files = resources.files("funcpipe.platforms").joinpath("specs", "machines").iterdir()
+    return tuple(sorted(file.name.removesuffix(".json") for file in files if file.name.endswith(".json")))
+
+
+def load_market(name: str) -> Market:
+    """Return the market called `name`, or the one in the file of that path."""
+    if name not in market_names():
+        if os.path.exists(name):
+            return read(Market, name)
+        raise InvalidValue("market", name, f"must be one of {', '.join(market_names())}, or a market's file")
+    folder = resources.files("funcpipe.platforms").joinpath("specs", "machines")
+    return from_text(Market, folder.joinpath(f"{name}.json").read_text(encoding="utf-8"), source=f"{name}.json")
+
+
+@functools.cache
+def region_tables() -> dict[str, RegionTable]:
+    """Return the table of each platform that has one, by the name of its specification."""
+    folder = resources.files("funcpipe.platforms").joinpath("specs", "regions")
+    files = sorted(file.name for file in folder.iterdir() if file.name.endswith(".json"))
+    texts = {name: folder.joinpath(name).read_text(encoding="utf-8") for name in files}
+    tables = [from_text(RegionTable, text, source=name) for name, text in texts.items()]
+    return {platform: table for table in tables for platform in table.platforms}
+
+
+def priced_in(spec: PlatformSpec, region: str | None) -> PlatformSpec:
+    """Return `spec` with the prices and limits of `region`, as far as they are known; unchanged without a region."""
+    return spec if not region else in_region(spec, region, region_tables().get(spec.name))

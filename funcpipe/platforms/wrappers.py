@@ -3,18 +3,18 @@
 import functools
 import itertools
 import logging
+import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 from funcpipe.core import LIST_KEYS, RequestCounts
 from funcpipe.core.backoff import Backoff
-from funcpipe.core.stores import DEFAULT, KINDS
-from funcpipe.errors import KeyExists, KeyMissing, StorageBusy
-from funcpipe.platforms.base import OPEN, Gate, Storage, batches
-from funcpipe.platforms.request_meter import RequestMeter
-from funcpipe.platforms.routed import kind_of
+from funcpipe.core.stores import DEFAULT, KINDS, kind_moved
+from funcpipe.errors import KeyExists, KeyMissing, StorageBusy, StorageError
+from funcpipe.platforms.base import OPEN, Gate, RequestMeter, Storage, batches
 
 _log = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ _WORRYING_S = 5.0
 class StorageWrapper:
     """Passes every request on to the storage `store`; a subclass restates what it does in another way.
 
-    All requests are made by `_ask`, in which a subclass may do something around each of them.
+    All requests are made by `_ask`, in which a subclass may do something around each of them, and to `_store_of` a key.
     """
 
     def __init__(self, store: Storage) -> None:
@@ -43,15 +43,15 @@ class StorageWrapper:
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
         """Write an object; with `if_absent`, raise KeyExists rather than replace one."""
-        self._ask(f"put {key}", lambda: self._store.put(key, data, if_absent=if_absent, gate=gate))
+        self._ask(f"put {key}", lambda: self._store_of(key).put(key, data, if_absent=if_absent, gate=gate))
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
         """Return the bytes [start, stop) of an object; raises KeyMissing."""
-        return self._ask(f"get {key}", lambda: self._store.get(key, start=start, stop=stop, gate=gate))
+        return self._ask(f"get {key}", lambda: self._store_of(key).get(key, start=start, stop=stop, gate=gate))
 
     def delete(self, key: str) -> None:
         """Remove an object; a missing key is not an error."""
-        self._ask(f"delete {key}", lambda: self._store.delete(key))
+        self._ask(f"delete {key}", lambda: self._store_of(key).delete(key))
 
     def delete_many(self, keys: Sequence[str]) -> None:
         """Remove objects; missing keys are not an error."""
@@ -63,15 +63,18 @@ class StorageWrapper:
 
     def touch(self, key: str) -> None:
         """Make an object as young as one that is written now; raises KeyMissing."""
-        self._ask(f"touch {key}", lambda: self._store.touch(key))
+        self._ask(f"touch {key}", lambda: self._store_of(key).touch(key))
 
     def wait(self, key: str, timeout_s: float, cancel: threading.Event) -> None:
         """Pause, without a request, as the wrapped storage does."""
-        self._store.wait(key, timeout_s, cancel)
+        self._store_of(key).wait(key, timeout_s, cancel)
 
     def _ask(self, what: str, request: Callable[[], Answer]) -> Answer:
         """Make `request`, which is called `what` in messages."""
         return request()
+
+    def _store_of(self, key: str) -> Storage:
+        return self._store
 
 
 class Counted(StorageWrapper):
@@ -209,3 +212,149 @@ class Retried(StorageWrapper):
             f"{what}: the storage has not answered once in {tried_s:.0f} s, {tries} times: {error}; is its URL right, "
             "and can this machine reach it?"
         )
+
+
+_SLOW_S = 1.0
+"""An answer with a small object that takes longer is slow: S3 and OSS take some 20 ms."""
+
+_SMALL_BYTES = 64 * 1024
+_TIMED, _SLOW = 20, 10
+"""The number of last small answers, and of slow ones among them that are not by chance."""
+
+_REMEMBERED = 64
+_LAG_S = 60.0
+"""The time after its writing after which a missing object has been deleted."""
+
+
+class Timed(StorageWrapper):
+    """Warns once if `store`, called `name` in the warning, answers slowly, and once if its reads lag behind writes."""
+
+    def __init__(self, store: Storage, name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__(store)
+        self._name = name
+        self._clock = clock
+        self._slow: deque[float] = deque(maxlen=_TIMED)
+        self._written: OrderedDict[str, float] = OrderedDict()
+        self._warned: set[str] = set()
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
+        """Write an object; when that was is remembered."""
+        began_s = self._clock()
+        self._store.put(key, data, if_absent=if_absent, gate=gate)
+        now_s = self._clock()
+        self._answered(now_s - began_s, memoryview(data).nbytes)
+        self._written[key] = now_s
+        if len(self._written) > _REMEMBERED:
+            self._written.popitem(last=False)
+
+    def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
+        """Return the bytes [start, stop) of an object, which must be there if it was written here just now."""
+        began_s = self._clock()
+        try:
+            data = self._store.get(key, start=start, stop=stop, gate=gate)
+        except KeyMissing:
+            self._answered(self._clock() - began_s, 0)
+            self._missed(key, began_s)
+            raise
+        self._answered(self._clock() - began_s, len(data))
+        return data
+
+    def delete(self, key: str) -> None:
+        """Remove an object; it may be missing from now on."""
+        self._written.pop(key, None)
+        self._store.delete(key)
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """Remove objects; they may be missing from now on."""
+        for key in keys:
+            self._written.pop(key, None)
+        self._store.delete_many(keys)
+
+    def _answered(self, seconds: float, moved_bytes: int) -> None:
+        if moved_bytes > _SMALL_BYTES:
+            return
+        self._slow.append(seconds)
+        slow = sorted(taken_s for taken_s in tuple(self._slow) if taken_s > _SLOW_S)
+        if len(slow) >= _SLOW:
+            self._warn(
+                "slow",
+                f"{self._name} answers slowly: {len(slow)} of the last {len(self._slow)} answers with little or no "
+                f"data took longer than {_SLOW_S:g} s, the longest {slow[-1]:.1f} s; each step waits for several",
+            )
+
+    def _missed(self, key: str, asked_s: float) -> None:
+        written_s = self._written.get(key)
+        if written_s is not None and asked_s - written_s <= _LAG_S:
+            self._warn(
+                "lag",
+                f"reads of {self._name} lag behind writes: {key} is not found {asked_s - written_s:.1f} s after it was "
+                "written, unless others have deleted it; a run on such a storage is slow, and may end: use one whose "
+                "reads find what was written before",
+            )
+
+    def _warn(self, what: str, text: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            _log.warning("%s", text)
+
+
+_KEY = re.compile(r"[^/]+/g\d{4}(?:-[0-9a-f]+)?/(messages|checkpoints)/(?:[^/]+/\d{8}/(.+))?")
+_FOLDER = re.compile(r"[^/]+/(?:generations|owner|g\d{4}(?:-[0-9a-f]+)?/(?!messages/|checkpoints/)[^/]+)/")
+
+
+def kind_of(key: str) -> str:
+    """Return the kind of the object `key`, or "default"."""
+    match = _KEY.match(key)
+    if match is None:
+        return DEFAULT
+    return match[1] if match[2] is None else kind_moved(match[2])
+
+
+def _kinds_below(prefix: str) -> tuple[str, ...]:
+    """Return the kinds of objects whose keys may begin with `prefix`."""
+    if _FOLDER.match(prefix):
+        return (DEFAULT,)
+    match = _KEY.match(prefix)
+    if match is None:
+        return (DEFAULT, *KINDS)
+    return ("messages", "sums") if match[1] == "messages" else (match[1],)
+
+
+class Routed(StorageWrapper):
+    """Several storages as one: `stores` has one for "default", and for some other kinds of objects.
+
+    The key names the kind, as `runstate.keys` makes it. Activations, their gradients, scores and norms are messages;
+    what replicas exchange to sum gradients, and gradients of tied parameters, are sums. All else is in the default one:
+
+        run-1/g0000-3fa9/messages/s0.r0/00000007/put-activation.s0.r0.m1.k0    messages
+        run-1/g0000-3fa9/messages/s0.r0/00000007/put-split.s0.r0.k2            sums
+        run-1/g0000-3fa9/checkpoints/s0/00000040.0                             checkpoints
+        run-1/g0000-3fa9/leases/s0.r0/00000000                                 default
+    """
+
+    def __init__(self, stores: Mapping[str, Storage]) -> None:
+        super().__init__(stores[DEFAULT])
+        self._stores = {kind: stores.get(kind, stores[DEFAULT]) for kind in (DEFAULT, *KINDS)}
+        self.watches = all(store.watches for store in self._each())
+
+    def delete_many(self, keys: Sequence[str]) -> None:
+        """As the storages of their kinds; what one cannot remove does not keep others from removing theirs."""
+        failure: StorageError | None = None
+        for store in self._each():
+            try:
+                store.delete_many([key for key in keys if self._store_of(key) is store])
+            except StorageError as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """Return the keys of all storages that may hold some, sorted."""
+        asked = {id(store): store for store in (self._stores[kind] for kind in _kinds_below(prefix))}
+        return tuple(sorted({key for store in asked.values() for key in store.list(prefix)}))
+
+    def _store_of(self, key: str) -> Storage:
+        return self._stores[kind_of(key)]
+
+    def _each(self) -> Iterator[Storage]:
+        return iter({id(store): store for store in self._stores.values()}.values())

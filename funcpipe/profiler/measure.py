@@ -24,7 +24,7 @@ from funcpipe.model.graph.node_functions import EXPECTATIONS
 from funcpipe.model.graph.program import Call, Ref, attribute, map_leaves
 from funcpipe.model.split import StageModule
 from funcpipe.model.tensors import flatten
-from funcpipe.platforms.allocator import environment
+from funcpipe.platforms.process import environment
 
 Loss = Callable[[Any], Tensor]
 
@@ -196,17 +196,17 @@ def _stderr_discarded() -> Iterator[None]:
 
 _START = (
     "import os, sys, torch\n"
-    "import funcpipe.platforms.allocator, funcpipe.worker.attempt, funcpipe.worker.deferred_compiler\n"
+    "import funcpipe.platforms.process, funcpipe.worker.attempt, funcpipe.worker.deferred_compiler\n"
 )
 _FORK = """
 if os.fork():
     sys.exit(os.waitstatus_to_exitcode(os.wait()[1]))
 """
 _WORK = """
-from funcpipe.platforms.memory import peak_memory_bytes
+from funcpipe.platforms.process import peak_memory_bytes
 from funcpipe.profiler.remote.exercise import exercise
 funcpipe.worker.deferred_compiler.defer_compiler()
-funcpipe.platforms.allocator.configure()
+funcpipe.platforms.process.configure()
 torch.set_num_threads(1)
 exercise()
 print(peak_memory_bytes())

@@ -22,8 +22,7 @@ from funcpipe.core.logs import RawLine
 from funcpipe.errors import FuncPipeError, PlatformError
 from funcpipe.model.graph.isolation import in_turn
 from funcpipe.neighbours.parameter_server.function_worker import run_function
-from funcpipe.platforms.base import Cause, Handle, Invoked, PlainKeys, Platform, State, Status, Storage
-from funcpipe.platforms.request_meter import RequestMeter
+from funcpipe.platforms.base import Cause, Handle, Invoked, PlainKeys, Platform, RequestMeter, State, Status, Storage
 from funcpipe.platforms.wrappers import Counted, Retried
 from funcpipe.testing.faults import FunctionFaults, FunctionStorage
 from funcpipe.training.passes import Passes

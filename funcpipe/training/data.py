@@ -10,7 +10,7 @@ from torch.utils.data import default_collate
 
 from funcpipe.core.texts import error_text
 from funcpipe.errors import DataError, FuncPipeError
-from funcpipe.platforms.request_meter import RequestMeter
+from funcpipe.platforms.base import RequestMeter
 
 Collate = Callable[[list[Any]], Any]
 """Makes one batch of samples: a tuple of the model's inputs and, last, the target, or a dictionary of arguments.

@@ -32,8 +32,7 @@ from funcpipe.comm import codec
 from funcpipe.core.texts import error_text
 from funcpipe.errors import CorruptMessage, DataError
 from funcpipe.model.split.bundle import dump_value, load_value
-from funcpipe.platforms.base import Storage
-from funcpipe.platforms.request_meter import RequestMeter
+from funcpipe.platforms.base import RequestMeter, Storage
 from funcpipe.training.data import Collate, MapDataset, MeteredFactory
 from funcpipe.training.tensor_table import TableContents, TableForm, TensorTable
 

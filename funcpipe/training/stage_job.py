@@ -11,8 +11,7 @@ from funcpipe.core.settings import WHY_GONE
 from funcpipe.errors import CorruptMessage, KeyMissing, StorageError
 from funcpipe.model.graph import Signature
 from funcpipe.model.split import StageModule, load_stage
-from funcpipe.platforms.base import Storage
-from funcpipe.platforms.request_meter import RequestMeter
+from funcpipe.platforms.base import RequestMeter, Storage
 from funcpipe.training.batches import Batches, ShardedSamples
 from funcpipe.training.computation import Computation
 from funcpipe.training.data import LoadedBatch

@@ -26,7 +26,7 @@ from funcpipe.core.logs import in_function
 from funcpipe.core.run_key import RunKey
 from funcpipe.core.texts import error_text, shortened
 from funcpipe.errors import CorruptMessage, FuncPipeError, RunHalted, StorageError, Superseded, TaskFailed, WorkerFailed
-from funcpipe.platforms import allocator
+from funcpipe.platforms import process as allocator
 from funcpipe.platforms.base import Invoked, OpenPlatform, OpenStorage, Storage
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.halt import ORDERING, halt_run

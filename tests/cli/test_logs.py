@@ -6,7 +6,7 @@ import pytest
 
 from funcpipe.cli import main
 from funcpipe.core.logs import prefix
-from funcpipe.platforms.local.log_files import FOLDER, log_file
+from funcpipe.platforms.local.output import FOLDER, log_file
 
 
 @pytest.fixture(autouse=True)

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from funcpipe.core import write
-from funcpipe.platforms.allocator import environment
 from funcpipe.platforms.catalog import open_storage
+from funcpipe.platforms.process import environment
 from funcpipe.runstate.generations import reserve_generation, write_record
 from funcpipe.runstate.keyring import signed
 from tests.e2e import small

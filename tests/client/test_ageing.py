@@ -24,8 +24,7 @@ from funcpipe.neighbours.parameter_server import server_run
 from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions, train_on_functions
 from funcpipe.neighbours.parameter_server.server_run import ServerRun
 from funcpipe.platforms.base import OPEN, Gate
-from funcpipe.platforms.catalog import load_spec
-from funcpipe.platforms.machine_catalog import load_market
+from funcpipe.platforms.catalog import load_market, load_spec
 from funcpipe.runstate.renewal import DAY_S, Renewal
 from funcpipe.testing.faults import ClientKilled, FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage

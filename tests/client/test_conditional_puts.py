@@ -11,8 +11,7 @@ from funcpipe.client.prepare.site import Site
 from funcpipe.core import RunSettings
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.base import OPEN, Gate, Storage
-from funcpipe.platforms.routed import Routed
-from funcpipe.platforms.wrappers import StorageWrapper
+from funcpipe.platforms.wrappers import Routed, StorageWrapper
 from funcpipe.runstate.generations import reserve_generation
 from funcpipe.runstate.keyring import signed
 from funcpipe.testing.memory_storage import MemoryStorage

@@ -21,7 +21,7 @@ from funcpipe.errors import InvalidValue, RunHalted, RunInterrupted, RunUnknown
 from funcpipe.neighbours.parameter_server import on_functions as server_functions
 from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions, train_on_functions
 from funcpipe.neighbours.parameter_server.server_run import ServerRun
-from funcpipe.platforms.machine_catalog import load_market
+from funcpipe.platforms.catalog import load_market
 from funcpipe.runstate.detached import mark_detached
 from funcpipe.runstate.generations import newest_record, reserve_generation
 from funcpipe.runstate.halt import halt_run

@@ -13,8 +13,7 @@ from funcpipe.core.process import temporary_folder
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import InputError
 from funcpipe.neighbours.history.journal import append, filing, history_file, read_history
-from funcpipe.platforms.local.log_files import CLIENT, keep_client_log, log_file
-from funcpipe.platforms.local.output import FunctionOutput
+from funcpipe.platforms.local.output import CLIENT, FunctionOutput, keep_client_log, log_file
 from funcpipe.runstate.generations import reserve_generation
 from funcpipe.runstate.keyring import KeyFolder, signed
 from funcpipe.runstate.keys import Keys

@@ -11,23 +11,23 @@ from botocore.exceptions import ClientError
 from darabonba.exceptions import DaraException
 
 from funcpipe.platforms.aliyun.account import Account as AliyunAccount
-from funcpipe.platforms.aliyun.account import code_of
-from funcpipe.platforms.aliyun.bucket import Bucket
+from funcpipe.platforms.aliyun.account import bucket_name, code_of, oss_endpoint, role_name
 from funcpipe.platforms.aliyun.deployment import Deployer as AliyunDeployer
 from funcpipe.platforms.aliyun.functions import POLLING as ALIYUN_POLLING
 from funcpipe.platforms.aliyun.functions import AliyunPlatform
-from funcpipe.platforms.aliyun.names import bucket_name, oss_endpoint, role_name
+from funcpipe.platforms.aliyun.resources import Bucket
 from funcpipe.platforms.aliyun.template import container_package, shape_of
 from funcpipe.platforms.aws.account import Account as AwsAccount
 from funcpipe.platforms.aws.deployment import Deployer as AwsDeployer
+from funcpipe.platforms.aws.deployment import lambda_package
 from funcpipe.platforms.aws.functions import POLLING as AWS_POLLING
 from funcpipe.platforms.aws.functions import AwsPlatform
-from funcpipe.platforms.aws.image import lambda_package
-from funcpipe.platforms.aws.template import Shape, function_name, log_group
+from funcpipe.platforms.aws.resources import function_name, log_group
+from funcpipe.platforms.aws.template import Shape
 from funcpipe.platforms.base import StorageUrls
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.platforms.shared.docker import Docker
-from funcpipe.platforms.shared.polling import Polling
+from funcpipe.platforms.shared.cloud import Polling
+from funcpipe.platforms.shared.package import Docker
 from tests.cloud.check import LIFETIME_S, CloudUnderTest
 
 NAME = "funcpipe-check"

@@ -6,8 +6,8 @@ import pytest
 
 from funcpipe.platforms.aliyun.account import Account as AliyunAccount
 from funcpipe.platforms.aws.account import Account as AwsAccount
-from funcpipe.platforms.shared.docker import Docker
-from funcpipe.platforms.shared.polling import Polling
+from funcpipe.platforms.shared.cloud import Polling
+from funcpipe.platforms.shared.package import Docker
 from tests.cloud import accounts
 from tests.cloud.check import Pace, check, most_usd
 from tests.cloud_emulation.aliyun import aliyun_cloud

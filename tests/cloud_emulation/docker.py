@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from funcpipe.platforms.shared.docker import Docker
-from funcpipe.platforms.shared.package import Package
+from funcpipe.platforms.shared.package import Docker, Package
 from tests.cloud_emulation.aliyun import AliyunCloud
 
 

@@ -14,7 +14,7 @@ import torch
 from funcpipe import data
 from funcpipe.data import DataFactory
 from funcpipe.errors import DataError
-from funcpipe.platforms.request_meter import RequestMeter
+from funcpipe.platforms.base import RequestMeter
 from tests.data.formats import FORMATS, require
 from tests.support.data_reads import RecordReads, data_job, shards_of_samples, train_in_threads
 from tests.support.shard_files import CLASSES, WRITERS, as_pair, features_of

@@ -10,8 +10,7 @@ from funcpipe import data
 from funcpipe.client.follow.results import Progress
 from funcpipe.data import DataFactory
 from funcpipe.errors import RunInterrupted
-from funcpipe.platforms.base import Storage
-from funcpipe.platforms.request_meter import RequestMeter
+from funcpipe.platforms.base import RequestMeter, Storage
 from funcpipe.platforms.wrappers import RETRY_S, Counted
 from tests.support.data_reads import Reads, RecordReads, data_job, train_in_threads
 from tests.support.shard_files import MadeUpShards, as_pair

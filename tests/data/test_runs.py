@@ -13,7 +13,7 @@ from funcpipe.client.follow.results import Progress
 from funcpipe.client.prepare.job import Job
 from funcpipe.core import RunSettings
 from funcpipe.errors import DataError, PlanError
-from funcpipe.platforms.request_meter import RequestMeter
+from funcpipe.platforms.base import RequestMeter
 from funcpipe.testing.faults import ClientKilled
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.data_source import LoaderOptions, prepare_data

@@ -12,7 +12,7 @@ from funcpipe.client.follow.results import RunResult
 from funcpipe.core import PlatformSpec
 from funcpipe.errors import PlanError, WorkerFailed
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.platforms.local.cgroup import Groups
+from funcpipe.platforms.local.limits import Groups
 from tests.e2e import small
 
 

@@ -14,7 +14,7 @@ from funcpipe.client.follow.callbacks import EachStep
 from funcpipe.client.follow.results import Progress
 from funcpipe.core import RunSettings
 from funcpipe.core.logs import BEGINS
-from funcpipe.platforms.local.log_files import FOLDER
+from funcpipe.platforms.local.output import FOLDER
 from tests.e2e import small
 from tests.support.processes import functions_of
 

@@ -6,14 +6,14 @@ import sys
 
 import pytest
 
-from funcpipe.platforms import allocator
-from funcpipe.platforms.allocator import environment
+from funcpipe.platforms import process as allocator
+from funcpipe.platforms.process import environment
 
 WORK = """
 import torch
 from torch import nn
-from funcpipe.platforms.allocator import configure
-from funcpipe.platforms.memory import peak_memory_bytes
+from funcpipe.platforms.process import configure
+from funcpipe.platforms.process import peak_memory_bytes
 from funcpipe.profiler.remote.exercise import exercise
 from funcpipe.profiler.measure import live_bytes
 

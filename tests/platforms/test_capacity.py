@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from funcpipe.errors import PlatformRefused
-from funcpipe.platforms.shared.capacity import Capacity, check_capacity
+from funcpipe.platforms.shared.cloud import Capacity, check_capacity
 
 
 def capacity(needed: int, allowed: int) -> Capacity:

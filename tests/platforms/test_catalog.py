@@ -14,7 +14,7 @@ from funcpipe.core import write
 from funcpipe.core.texts import url_parts
 from funcpipe.errors import FormatError, InvalidValue
 from funcpipe.platforms.catalog import is_deployment, load_spec, open_deployment, open_storage, spec_names
-from funcpipe.platforms.ray.address import parse_address
+from funcpipe.platforms.ray.cluster import parse_address
 
 
 @pytest.mark.parametrize("name", spec_names())

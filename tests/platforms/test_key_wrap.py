@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from funcpipe.core import to_text
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.base import PlainKeys
-from funcpipe.platforms.shared.key_wrap import SECRET, KeyWrap, new_secret, unwrap_payload, wrap_of_environment
+from funcpipe.platforms.shared.cloud import SECRET, KeyWrap, new_secret, unwrap_payload, wrap_of_environment
 from tests.core.test_run import spec
 from tests.support.run_keys import RUN_KEY
 

@@ -8,7 +8,7 @@ import pytest
 from funcpipe.core import from_text, to_text, write
 from funcpipe.core.market import Machine, Market
 from funcpipe.errors import InvalidValue
-from funcpipe.platforms.machine_catalog import load_market, market_names
+from funcpipe.platforms.catalog import load_market, market_names
 
 
 def test_the_markets_are_these() -> None:

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from funcpipe.platforms import memory
-from funcpipe.platforms.memory import PeakMemory, peak_memory_bytes
+from funcpipe.platforms import process as memory
+from funcpipe.platforms.process import PeakMemory, peak_memory_bytes
 
 _USES_200_MB = """
-from funcpipe.platforms.memory import peak_memory_bytes
+from funcpipe.platforms.process import peak_memory_bytes
 before = peak_memory_bytes()
 used = bytearray(b"1") * 200_000_000
 print(before, peak_memory_bytes())
@@ -35,7 +35,7 @@ def test_the_peak_grows_with_what_is_used() -> None:
 
 
 _WARM = """
-from funcpipe.platforms.memory import PeakMemory
+from funcpipe.platforms.process import PeakMemory
 first = PeakMemory()
 used = bytearray(b"1") * 200_000_000
 del used
@@ -47,7 +47,7 @@ print(first.peak_bytes(), early, second.peak_bytes())
 
 _UNPERMITTED = """
 from pathlib import Path
-from funcpipe.platforms import memory
+from funcpipe.platforms import process as memory
 memory._CLEAR = Path("/proc/self/no_such_file")
 """
 

@@ -3,7 +3,7 @@
 import pytest
 
 from funcpipe.errors import PlatformBusy, PlatformError
-from funcpipe.platforms.shared.polling import BUSY_FOR_S, OutageTolerance, Polling
+from funcpipe.platforms.shared.cloud import BUSY_FOR_S, OutageTolerance, Polling
 from tests.platforms.clock import Clock
 
 

@@ -3,7 +3,7 @@ import sys
 
 import pytest
 
-from funcpipe.platforms.processors import usable_processors
+from funcpipe.platforms.process import usable_processors
 
 
 def test_a_process_that_is_bound_to_some_processors_uses_those(monkeypatch: pytest.MonkeyPatch) -> None:

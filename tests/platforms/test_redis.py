@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from funcpipe.errors import KeyMissing, PlatformRefused, StorageBusy, StorageError
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_storage
-from funcpipe.platforms.redis.storage import MOST_BYTES, RedisStorage
+from funcpipe.platforms.redis import MOST_BYTES, RedisStorage
 from tests.redis_servers import redis_server
 
 

@@ -11,8 +11,7 @@ from funcpipe.core import ModelProfile, Plan, PlatformSpec, Stores, TrainingSpec
 from funcpipe.core.platform import PRICED, STORES, RegionPrices, RegionTable, in_region
 from funcpipe.errors import InvalidValue
 from funcpipe.partitioner.optimize import optimize
-from funcpipe.platforms.catalog import load_spec, planned_spec
-from funcpipe.platforms.regions import region_tables
+from funcpipe.platforms.catalog import load_spec, planned_spec, region_tables
 
 TABLES = list({table.platforms: table for table in region_tables().values()}.values())
 

@@ -8,9 +8,9 @@ import pytest
 
 from funcpipe.errors import KeyExists, KeyMissing, StorageBusy, StorageError
 from funcpipe.platforms import base, catalog
+from funcpipe.platforms import entry as function
 from funcpipe.platforms.aws.s3 import S3Storage
 from funcpipe.platforms.base import OPEN, Gate, Storage
-from funcpipe.platforms.entry import function
 from funcpipe.platforms.wrappers import Answer, StorageWrapper
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.retries import Pauses, retried

@@ -7,10 +7,10 @@ import pytest
 from funcpipe.core import CountsByKind, RequestCounts
 from funcpipe.core.stores import storage_of, urls_by_kind
 from funcpipe.errors import InvalidValue, KeyMissing
+from funcpipe.platforms.base import RequestMeter
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.local.files import FileStorage
-from funcpipe.platforms.request_meter import RequestMeter
-from funcpipe.platforms.routed import Routed, kind_of
+from funcpipe.platforms.wrappers import Routed, kind_of
 from funcpipe.runstate.keys import Keys
 from funcpipe.scheduler.tasks import Kind
 from funcpipe.testing.memory_storage import MemoryStorage

@@ -7,7 +7,7 @@ import pytest
 from funcpipe.errors import KeyMissing
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import open_storage
-from funcpipe.platforms.timed import Timed
+from funcpipe.platforms.wrappers import Timed
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.platforms.clock import Clock
 

@@ -4,7 +4,7 @@ import pytest
 
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import CorruptMessage, RunUnknown
-from funcpipe.platforms.shared.key_wrap import KeyWrap, new_secret
+from funcpipe.platforms.shared.cloud import KeyWrap, new_secret
 from funcpipe.runstate.detached import MarkedKeys, mark_detached
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import find_record, newest_record, write_record

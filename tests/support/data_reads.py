@@ -20,9 +20,8 @@ from funcpipe.client.prepare.site import Site
 from funcpipe.core import MB, FaultTolerance, OptimizerKind, Plan, RunSettings, ScheduleKind, Sync, Wire
 from funcpipe.errors import PlatformError
 from funcpipe.model.graph import trace
-from funcpipe.platforms.base import OPEN, Gate, OpenStorage, Platform, Storage
+from funcpipe.platforms.base import OPEN, Gate, OpenStorage, Platform, RequestMeter, Storage
 from funcpipe.platforms.catalog import load_spec, open_storage
-from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.platforms.wrappers import RETRY_S
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 from funcpipe.client.follow.upload import upload
 from funcpipe.core import Outcome, WorkerReport, to_text
-from funcpipe.platforms import allocator
+from funcpipe.platforms import process as allocator
 from funcpipe.platforms.local.files import FileStorage
 from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.keys import Keys
@@ -27,8 +27,8 @@ _STATUS = Path("/proc/self/status")
 _ENVIRONMENT = """
 import gc, sys
 from pathlib import Path
-from funcpipe.platforms import allocator
-from funcpipe.platforms.entry import function
+from funcpipe.platforms import process as allocator
+from funcpipe.platforms import entry as function
 for file in sys.argv[1:]:
     function.main(Path(file).read_text())
     function.free_memory()

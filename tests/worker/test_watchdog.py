@@ -19,7 +19,7 @@ from funcpipe.client.prepare.site import Site
 from funcpipe.core import FaultTolerance, Outcome, RunSettings, WatchSpec
 from funcpipe.platforms.base import OPEN, Gate, State, Storage
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.platforms.shared.key_wrap import KeyWrap
+from funcpipe.platforms.shared.cloud import KeyWrap
 from funcpipe.runstate.detached import list_detached, mark_detached
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.functions import list_functions

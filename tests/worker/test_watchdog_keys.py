@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from funcpipe.core import WatchSpec
-from funcpipe.platforms.shared.key_wrap import KeyWrap
+from funcpipe.platforms.shared.cloud import KeyWrap
 from funcpipe.runstate.detached import list_detached, mark_detached
 from funcpipe.runstate.keyring import KeyFolder
 from funcpipe.runstate.signed_storage import key_of

@@ -28,7 +28,7 @@ from funcpipe.errors import (
     RunUnknown,
     Superseded,
 )
-from funcpipe.platforms.local.log_files import keep_client_log
+from funcpipe.platforms.local.output import keep_client_log
 from funcpipe.runstate.detached import mark_detached, unmark_run
 from funcpipe.runstate.finished import find_finished
 from funcpipe.runstate.generations import (

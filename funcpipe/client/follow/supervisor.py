@@ -16,9 +16,8 @@ from funcpipe.client.follow.growth import LESS_MEMORY, grown
 from funcpipe.core import MB, OnOutOfMemory, Outcome, PlatformSpec, RunAccount, WorkerReport, WorkerSpec, prices_of
 from funcpipe.core.stores import DEFAULT_STORES, Stores
 from funcpipe.errors import DeadlineExceeded, PlatformError, RunHalted, Superseded, WorkerFailed
-from funcpipe.platforms.base import Cause, Platform, State, Status, Storage
+from funcpipe.platforms.base import Cause, Platform, RequestMeter, State, Status, Storage
 from funcpipe.platforms.function_group import FunctionGroup, WatchedFunction, stop_functions
-from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.runstate.detached import unmark_run
 from funcpipe.runstate.documents import find_readable_document
 from funcpipe.runstate.functions import OUT_OF_REACH_S, list_functions

@@ -40,9 +40,8 @@ from funcpipe.core import (
 )
 from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS
 from funcpipe.errors import InvalidValue
-from funcpipe.platforms.base import OpenPlatform, Platform, Storage
+from funcpipe.platforms.base import OpenPlatform, Platform, RequestMeter, Storage
 from funcpipe.platforms.catalog import open_platform
-from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.runstate.resume import ResumePoint
 from funcpipe.training.averaging import SWA, check_decays
 from funcpipe.training.data_source import Data

@@ -4,8 +4,7 @@ import logging
 
 from funcpipe.core import Plan, PlatformSpec
 from funcpipe.core.platform import in_region
-from funcpipe.platforms.catalog import planned_spec, url_region
-from funcpipe.platforms.regions import priced_in
+from funcpipe.platforms.catalog import planned_spec, priced_in, url_region
 
 _log = logging.getLogger(__name__)
 

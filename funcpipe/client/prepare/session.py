@@ -10,7 +10,7 @@ from funcpipe.client.prepare.site import Site, expect_local, open_local, open_ra
 from funcpipe.core import PlatformSpec, RunSettings
 from funcpipe.core.process import ending_interrupts, temporary_folder
 from funcpipe.errors import InvalidValue
-from funcpipe.platforms.base import OpenPlatform, Platform, Storage
+from funcpipe.platforms.base import OpenPlatform, Platform, RequestMeter, Storage
 from funcpipe.platforms.catalog import (
     LOCAL,
     is_deployment,
@@ -21,7 +21,6 @@ from funcpipe.platforms.catalog import (
     open_storage,
     ray_cluster,
 )
-from funcpipe.platforms.request_meter import RequestMeter
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.runstate.keyring import signed
 

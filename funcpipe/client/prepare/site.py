@@ -20,7 +20,7 @@ from funcpipe.platforms.catalog import (
     ray_cluster,
 )
 from funcpipe.platforms.local.platform import LocalPlatform, fork_hosts_from_here, local_functions, preload_functions
-from funcpipe.platforms.processors import usable_processors
+from funcpipe.platforms.process import usable_processors
 from funcpipe.worker.invocation import WITH_TORCH
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ def open_local(like: PlatformSpec | None = None, *, silent: bool = False) -> Abs
     imposed = None if like is None else replace(like, shared_cores=usable_processors())
     return local_functions(
         imposed or load_spec(LOCAL),
-        "funcpipe.platforms.entry.function:main",
+        "funcpipe.platforms.entry:main",
         preload=_PRELOADED,
         imposed=imposed is not None,
         silent=silent,

@@ -27,7 +27,7 @@ from funcpipe.neighbours.parameter_server.arrivals import Arrivals
 from funcpipe.neighbours.parameter_server.function_messages import FunctionMessage, ServerKeys, WorkOrder, packed
 from funcpipe.neighbours.parameter_server.replica import Replica, ServerJob
 from funcpipe.neighbours.parameter_server.values import Chunk
-from funcpipe.platforms import allocator
+from funcpipe.platforms import process as allocator
 from funcpipe.platforms.base import Invoked, OpenPlatform, OpenStorage, Storage
 from funcpipe.runstate.checkpoint_files import deserialised
 from funcpipe.runstate.documents import decode_document

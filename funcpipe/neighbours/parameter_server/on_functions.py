@@ -28,7 +28,7 @@ from funcpipe.neighbours.parameter_server.values import ServerWorker, Updates
 from funcpipe.neighbours.parameter_server.worker_group import WorkerGroup
 from funcpipe.platforms.base import Platform
 from funcpipe.platforms.catalog import LOCAL, is_deployment, open_deployment
-from funcpipe.platforms.local.log_files import keep_client_log
+from funcpipe.platforms.local.output import keep_client_log
 from funcpipe.runstate.generations import delete_generation, list_generations, reserve_generation
 from funcpipe.runstate.keyring import KeyFolder
 from funcpipe.runstate.keys import Keys

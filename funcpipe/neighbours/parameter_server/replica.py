@@ -9,8 +9,7 @@ from torch import Tensor
 from funcpipe.core import Wire
 from funcpipe.model.split import StageModule, load_stage
 from funcpipe.neighbours.parameter_server.values import Chunk, Push
-from funcpipe.platforms.base import Storage
-from funcpipe.platforms.request_meter import RequestMeter
+from funcpipe.platforms.base import RequestMeter, Storage
 from funcpipe.training.batches import Step
 from funcpipe.training.computation import Computation
 from funcpipe.training.loading import SeededDataset, batch_selector

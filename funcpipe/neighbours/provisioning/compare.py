@@ -27,8 +27,7 @@ from funcpipe.neighbours.provisioning.spotdnn import (
     spotdnn,
 )
 from funcpipe.neighbours.provisioning.without_server import JobEstimator, funcpipe, funcpipe_front, one_machine
-from funcpipe.platforms.catalog import load_spec
-from funcpipe.platforms.machine_catalog import load_market
+from funcpipe.platforms.catalog import load_market, load_spec
 
 WAYS = ("funcpipe", "lambdadnn", "siren-like", "naive", "cynthia-bsp", "cynthia-asp", "spotdnn", "one-machine")
 ORACLES = ("exhaustive-functions", "exhaustive-spot")

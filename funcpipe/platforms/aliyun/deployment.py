@@ -11,23 +11,23 @@ from darabonba.exceptions import DaraException
 from funcpipe.core import PlatformSpec
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aliyun import template
-from funcpipe.platforms.aliyun.account import Account, code_of, explained
-from funcpipe.platforms.aliyun.bucket import Bucket
-from funcpipe.platforms.aliyun.log_service import LogService
-from funcpipe.platforms.aliyun.names import (
+from funcpipe.platforms.aliyun.account import (
     WATCHDOG,
+    Account,
     bucket_name,
     check_registry,
+    code_of,
+    explained,
     oss_endpoint,
     platform_url,
     role_name,
     storage_at,
     storage_url,
 )
+from funcpipe.platforms.aliyun.resources import Bucket, LogService
 from funcpipe.platforms.aliyun.template import Shape
-from funcpipe.platforms.shared.docker import Docker
-from funcpipe.platforms.shared.key_wrap import SECRET, new_secret
-from funcpipe.platforms.shared.package import Package
+from funcpipe.platforms.shared.cloud import SECRET, new_secret
+from funcpipe.platforms.shared.package import Docker, Package
 
 _RAM = "2015-05-01"
 _ROTATE = "DeleteOldestNonDefaultVersionWhenLimitExceeded"  # a policy has at most 5 versions

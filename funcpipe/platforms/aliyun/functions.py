@@ -15,14 +15,29 @@ from darabonba.runtime import RuntimeOptions
 from funcpipe.core import FunctionSize, Invocation, Plan, PlatformSpec
 from funcpipe.core.logs import RawLine
 from funcpipe.errors import DeadlineExceeded, PlatformRefused
-from funcpipe.platforms.aliyun.account import Account, code_of, explained
-from funcpipe.platforms.aliyun.endings import status_of
-from funcpipe.platforms.aliyun.names import bucket_name, function_name, platform_url, storage_by_domain, storage_url
-from funcpipe.platforms.aliyun.run_logs import read_logs
+from funcpipe.platforms.aliyun.account import (
+    Account,
+    bucket_name,
+    code_of,
+    explained,
+    function_name,
+    platform_url,
+    storage_by_domain,
+    storage_url,
+)
+from funcpipe.platforms.aliyun.endings import read_logs, status_of
 from funcpipe.platforms.base import Handle, State, Status, StorageUrls
-from funcpipe.platforms.shared.capacity import Capacity, check_capacity
-from funcpipe.platforms.shared.key_wrap import SECRET, KeyWrap, wrap_of_environment
-from funcpipe.platforms.shared.polling import STOP_WITHIN_S, OutageTolerance, Polling, payload_of
+from funcpipe.platforms.shared.cloud import (
+    SECRET,
+    STOP_WITHIN_S,
+    Capacity,
+    KeyWrap,
+    OutageTolerance,
+    Polling,
+    check_capacity,
+    payload_of,
+    wrap_of_environment,
+)
 
 POLLING = Polling(every_s=2.0)
 """Pause between two requests for a function's state, which are free."""

@@ -11,9 +11,8 @@ import requests
 
 from funcpipe.errors import KeyExists, KeyMissing, StorageBusy, StorageError
 from funcpipe.platforms.base import OPEN, Gate, batches
-from funcpipe.platforms.shared.deletes import raise_errors
-from funcpipe.platforms.shared.http_body import GatedBody, require_one_put
 from funcpipe.platforms.shared.known_errors import remedy_for_credentials
+from funcpipe.platforms.shared.objects import GatedBody, raise_errors, require_one_put
 
 _OUT_OF_RANGE = 416
 _BUSY = {"RequestTimeout", "OperationAborted", "QpsLimitExceeded"}

@@ -8,9 +8,9 @@ from typing import Any
 from funcpipe.core import FunctionSize, PlatformSpec, WatchSpec, checks, to_text
 from funcpipe.core.settings import KEEP_DAYS, LEAST_KEEP_DAYS
 from funcpipe.errors import InvalidValue
-from funcpipe.platforms.aliyun.names import function_name, platform_url, watchdog_name
-from funcpipe.platforms.shared.data_buckets import DataBucket
-from funcpipe.platforms.shared.key_wrap import SECRET
+from funcpipe.platforms.aliyun.account import function_name, platform_url, watchdog_name
+from funcpipe.platforms.shared.cloud import SECRET
+from funcpipe.platforms.shared.deployment import DataBucket
 from funcpipe.platforms.shared.package import Package, make_package
 
 PORT = 9000
@@ -35,7 +35,7 @@ TIMER = "every-minute"
 
 _HOOK_S = 300  # the longest that an Initializer hook may take
 
-_COMMAND = ("python", "-m", "funcpipe.platforms.entry.aliyun_fc")
+_COMMAND = ("python", "-m", "funcpipe.platforms.entry_aliyun")
 
 Node = dict[str, Any]
 

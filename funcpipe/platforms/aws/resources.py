@@ -1,15 +1,21 @@
-"""Resources of CloudFormation as funcpipe uses them: roles with few rights, functions of one image, their events."""
+"""Names, resources and rights of a deployment on AWS: what CloudFormation makes, and what one needs to have it made."""
 
 from collections.abc import Sequence
 from typing import Any
 
-from funcpipe.errors import PlatformRefused
-from funcpipe.platforms.shared.data_buckets import DataBucket
+from funcpipe.errors import InvalidValue, PlatformRefused
+from funcpipe.platforms.aws.account import BUILDS
+from funcpipe.platforms.shared.deployment import DataBucket
 
 IMAGE_PARAMETER = "ImageUri"
 SECRET_PARAMETER = "Secret"
 RUNS = "runs"
 """The prefix of the bucket under which runs keep their objects."""
+
+FAILURES = "aws/lambda/async"
+"""The prefix of Lambda's records of asynchronous invocations that failed."""
+
+LEAST_MEMORY_MB, MOST_MEMORY_MB = 128, 10_240
 
 PUSH = (
     "ecr:BatchCheckLayerAvailability",
@@ -29,6 +35,29 @@ _PLANNED_FOR = {"aws-lambda": "x86_64", "aws-lambda-arm": "arm64"}
 Node = dict[str, Any]
 Rights = Sequence[tuple[Sequence[str], object] | tuple[Sequence[str], object, Node]]
 """Actions, beside them what they may be done to, and on which condition, if there is one."""
+
+
+def check_name(deployment: str) -> None:
+    """Raise InvalidValue for what cannot be the name of a deployment."""
+    if not (deployment.isascii() and deployment.replace("-", "").isalnum() and deployment.islower()):
+        raise InvalidValue("name", deployment, "must be small letters, digits and dashes")
+    if len(deployment) > 24:  # a bucket's name, with account and region behind it, has at most 63 characters
+        raise InvalidValue("name", deployment, "must have at most 24 characters")
+
+
+def bucket_in(account: str, region: str, *, deployment: str) -> str:
+    """Return the name of a deployment's bucket."""
+    return f"{deployment}-{account}-{region}"
+
+
+def function_name(deployment: str, memory_mb: int) -> str:
+    """Return the name of the function of a size."""
+    return f"{deployment}-{memory_mb}"
+
+
+def log_group(deployment: str) -> str:
+    """Return the one log group of a deployment."""
+    return f"/funcpipe/{deployment}"
 
 
 def check_processors(platform: str, found: str, *, functions: str) -> None:
@@ -118,3 +147,89 @@ def invocation(function: str, queued_s: int) -> Node:
             "DestinationConfig": {"OnFailure": {"Destination": {"Fn::GetAtt": ["Bucket", "Arn"]}}},
         },
     }
+
+
+_ANY = "*"
+_SERVICES = ("lambda.amazonaws.com", "codebuild.amazonaws.com")
+
+
+def deployer_policy(name: str, *, region: str, account: str | None = None, partition: str = "aws") -> Node:
+    """Return the policy to deploy, use and destroy `name`; without the number of an `account`, for the one that has it.
+
+    CloudFormation acts with the rights of who calls it. What it does to a resource is in the resource's public schema
+    (github.com/aws-cloudformation, `handlers`); what only other properties than the template's need is left out.
+
+    The `partition` is that of the region, `aws-cn` or `aws-us-gov` in China and for the government.
+    """
+    check_name(name)
+    if account is not None and not (account.isascii() and account.isdigit() and len(account) == 12):
+        raise InvalidValue("account", account, "must be 12 digits")
+    # after the fifth colon, and only there, a policy may say ${…} (IAM user guide, reference_policies_variables.html)
+    bucket = f"arn:{partition}:s3:::{bucket_in(account or '${aws:PrincipalAccount}', region, deployment=name)}"
+    number = account or _ANY
+    roles = f"arn:{partition}:iam::{number}:role/{name}-*"
+
+    def place(service: str, rest: str) -> list[str]:
+        return [f"arn:{partition}:{service}:{region}:{number}:{rest}"]
+
+    rights: Rights = [
+        (_of("cloudformation", _STACK), place("cloudformation", f"stack/{name}/*")),
+        (_of("s3", _BUCKET), [bucket]),
+        (_of("s3", ("GetObject", "PutObject", "DeleteObject")), [f"{bucket}/*"]),
+        ((*_of("ecr", _REPOSITORY), *PUSH), place("ecr", f"repository/{name}")),
+        (_of("lambda", _FUNCTION), place("lambda", f"function:{name}-*")),
+        (_of("events", _RULE), place("events", f"rule/{name}-*")),
+        (
+            _of("logs", _LOGS),
+            place("logs", f"log-group:{log_group(name)}") + place("logs", f"log-group:{log_group(name)}:*"),
+        ),
+        (_of("codebuild", _PROJECT), place("codebuild", f"project/{name}")),
+        (_of("iam", _ROLE), [roles]),
+        (("servicequotas:GetServiceQuota",), place("servicequotas", f"{BUILDS.service}/{BUILDS.code}")),
+        (_ALL, [_ANY]),
+        (_of("iam", ("PassRole",)), [roles]),
+    ]
+    made = policy(rights)
+    made["Statement"][-1]["Condition"] = {"StringEquals": {"iam:PassedToService": list(_SERVICES)}}
+    return made
+
+
+def _of(service: str, names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(f"{service}:{name}" for name in names)
+
+
+_STACK = ("CreateStack", "UpdateStack", "DeleteStack", "DescribeStacks", "DescribeStackEvents", "GetTemplate")
+_BUCKET = (
+    *("CreateBucket", "DeleteBucket", "ListBucket", "GetBucket*", "Get*Configuration"),
+    *("PutLifecycleConfiguration", "PutBucketPublicAccessBlock", "PutBucketOwnershipControls"),
+)
+_REPOSITORY = (
+    *("CreateRepository", "DeleteRepository", "DescribeRepositories", "DescribeImages", "ListTagsForResource"),
+    *("GetLifecyclePolicy", "PutLifecyclePolicy", "GetRepositoryPolicy", "SetRepositoryPolicy"),
+)
+_FUNCTION = (
+    *("CreateFunction", "DeleteFunction", "GetFunction", "UpdateFunctionCode", "UpdateFunctionConfiguration"),
+    *("GetFunctionRecursionConfig", "PutFunctionRecursionConfig", "GetFunctionCodeSigningConfig"),
+    *("GetFunctionScalingConfig", "GetRuntimeManagementConfig"),
+    *("GetFunctionEventInvokeConfig", "PutFunctionEventInvokeConfig"),
+    *("UpdateFunctionEventInvokeConfig", "DeleteFunctionEventInvokeConfig"),
+    *("AddPermission", "RemovePermission", "GetPolicy", "GetFunctionConfiguration", "InvokeFunction"),
+)
+_RULE = (
+    *("PutRule", "DeleteRule", "DescribeRule", "PutTargets", "RemoveTargets", "ListTargetsByRule"),
+    "ListTagsForResource",
+)
+_LOGS = (
+    *("CreateLogGroup", "DeleteLogGroup", "PutRetentionPolicy", "ListTagsForResource", "GetDataProtectionPolicy"),
+    *("FilterLogEvents", "GetLogEvents"),
+)
+_PROJECT = ("CreateProject", "UpdateProject", "DeleteProject", "StartBuild", "BatchGetBuilds")
+_ROLE = (
+    *("CreateRole", "DeleteRole", "GetRole", "UpdateAssumeRolePolicy", "PutRolePolicy", "GetRolePolicy"),
+    *("DeleteRolePolicy", "ListRolePolicies", "ListAttachedRolePolicies"),
+)
+_ALL = (
+    *("ecr:GetAuthorizationToken", "lambda:GetAccountSettings", "logs:DescribeLogGroups"),
+    *("logs:DescribeResourcePolicies", "logs:DescribeIndexPolicies"),
+)
+"""Actions that admit no resource."""

@@ -20,9 +20,8 @@ from botocore.exceptions import (
 from funcpipe.core import logs
 from funcpipe.errors import InvalidValue, KeyExists, KeyMissing, PlatformRefused, StorageBusy, StorageError
 from funcpipe.platforms.base import OPEN, Gate, batches
-from funcpipe.platforms.shared.deletes import raise_errors
-from funcpipe.platforms.shared.http_body import GatedBody, require_one_put
 from funcpipe.platforms.shared.known_errors import remedy_for_credentials
+from funcpipe.platforms.shared.objects import GatedBody, raise_errors, require_one_put
 
 _log = logging.getLogger(__name__)
 

@@ -7,27 +7,31 @@ from funcpipe.core import MARKS, WatchSpec, checks, to_text
 from funcpipe.core.settings import KEEP_DAYS, LEAST_KEEP_DAYS
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.aws.resources import (
+    FAILURES,
     IMAGE_PARAMETER,
+    LEAST_MEMORY_MB,
+    MOST_MEMORY_MB,
     PUSH,
     RUNS,
     SECRET_PARAMETER,
     Node,
     Rights,
+    bucket_in,
+    check_name,
     function,
+    function_name,
     invocation,
+    log_group,
     objects,
     reading,
     role,
 )
-from funcpipe.platforms.shared.data_buckets import DataBucket
-from funcpipe.platforms.shared.key_wrap import SECRET
+from funcpipe.platforms.shared.cloud import SECRET
+from funcpipe.platforms.shared.deployment import DataBucket
 from funcpipe.platforms.shared.package import MOST_IMAGE_BYTES
 
-LEAST_MEMORY_MB, MOST_MEMORY_MB = 128, 10_240
 LIFETIME_S = 900
 SOURCES = "sources"
-FAILURES = "aws/lambda/async"
-"""The prefix of Lambda's records of asynchronous invocations that failed."""
 
 _ENVIRONMENT = {"FUNCPIPE_CONTROL": {"Fn::Sub": "s3://${Bucket}"}, SECRET: {"Ref": SECRET_PARAMETER}}
 _QUEUED_S = 120
@@ -60,29 +64,6 @@ class Shape:
         for memory in self.memory_mb:
             if not LEAST_MEMORY_MB <= memory <= MOST_MEMORY_MB:
                 raise InvalidValue("memory", memory, f"must be {LEAST_MEMORY_MB} to {MOST_MEMORY_MB} MB on AWS Lambda")
-
-
-def check_name(deployment: str) -> None:
-    """Raise InvalidValue for what cannot be the name of a deployment."""
-    if not (deployment.isascii() and deployment.replace("-", "").isalnum() and deployment.islower()):
-        raise InvalidValue("name", deployment, "must be small letters, digits and dashes")
-    if len(deployment) > 24:  # a bucket's name, with account and region behind it, has at most 63 characters
-        raise InvalidValue("name", deployment, "must have at most 24 characters")
-
-
-def bucket_in(account: str, region: str, *, deployment: str) -> str:
-    """Return the name of a deployment's bucket."""
-    return f"{deployment}-{account}-{region}"
-
-
-def function_name(deployment: str, memory_mb: int) -> str:
-    """Return the name of the function of a size."""
-    return f"{deployment}-{memory_mb}"
-
-
-def log_group(deployment: str) -> str:
-    """Return the one log group of a deployment."""
-    return f"/funcpipe/{deployment}"
 
 
 def template(shape: Shape) -> Node:

@@ -6,6 +6,7 @@ has said `detach`, when the last function has ended, and the watchdog of each ru
 """
 
 import asyncio
+import gc
 import importlib
 import json
 import os
@@ -18,14 +19,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from funcpipe.core import PlatformSpec, WatchSpec, to_text
+from funcpipe.core import PlatformSpec, WatchSpec, from_text, to_text
 from funcpipe.core.json_form import to_plain
 from funcpipe.core.process import ENDING
 from funcpipe.errors import InvalidValue, PlatformError
 from funcpipe.platforms.base import Handle, Invoked, State, Status
 from funcpipe.platforms.local.function import fork, kill, status_of
-from funcpipe.platforms.local.limits import FunctionLimits, ImposedLimits
+from funcpipe.platforms.local.limits import FunctionLimits, Groups, ImposedLimits
 from funcpipe.platforms.local.output import FunctionOutput
+from funcpipe.platforms.process import usable_processors
 
 CLIENT = 0
 """The file descriptor of the pipe whose other end is the client's: it closes when the client ends."""
@@ -291,3 +293,32 @@ def _load(entry: str) -> Callable[..., None]:
 def _output(worker: str, payload: str) -> FunctionOutput:
     invocation = json.loads(payload)
     return FunctionOutput(run=invocation["run"], worker=worker, attempt=invocation.get("attempt", 0))
+
+
+def main(listener: int, folder: str) -> None:
+    """Serve on the socket with file descriptor `listener`, which lies in `folder`; the folder is removed at the end.
+
+    The HostSpec comes first on the pipe from the client, and ends with a zero byte.
+    """
+    try:
+        spec = from_text(HostSpec, _read_spec(), source="the spec of the host of local functions")
+        for name in (*spec.preload, spec.entry.partition(":")[0]):
+            importlib.import_module(name)
+        gc.freeze()  # loaded modules stay, and their pages are shared with functions longer if they are not counted
+        processors = usable_processors()
+        limits = ImposedLimits(spec.spec, folder, Groups(), processors=processors) if spec.imposed else None
+        selector = selectors.DefaultSelector()
+        with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
+            runner.run(Host(spec, limits, socket.socket(fileno=listener), selector, folder).serve())
+    finally:
+        shutil.rmtree(folder)
+
+
+def _read_spec() -> str:
+    data = b""
+    while not data.endswith(b"\0"):
+        more = os.read(CLIENT, 65536)
+        if not more:
+            raise PlatformError("the client of this host of local functions has ended before it began")
+        data += more
+    return data[:-1].decode()

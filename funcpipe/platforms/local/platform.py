@@ -21,14 +21,14 @@ from funcpipe.core import Invocation, Plan, PlatformSpec, to_text
 from funcpipe.core.json_form import from_plain
 from funcpipe.core.logs import RawLine
 from funcpipe.errors import InvalidValue, PlanError, PlatformError
-from funcpipe.platforms.allocator import environment
 from funcpipe.platforms.base import Handle, PlainKeys, Status
 from funcpipe.platforms.local.fork_server import ForkedHost, begin_to_load, fork_from_here, fork_host
-from funcpipe.platforms.local.log_files import read_logs
+from funcpipe.platforms.local.output import read_logs
+from funcpipe.platforms.process import environment
 
 SCHEME = "local"
 _SOCKET = "socket"
-_HOST_MODULE = "funcpipe.platforms.local.host_main"
+_HOST_MODULE = "funcpipe.platforms.local.host"
 _LONGEST_PATH = 100  # of a Unix socket; Linux takes 107 bytes, macOS 103
 
 

@@ -12,8 +12,8 @@ from typing import Any
 
 from funcpipe.core.process import handlers_kept
 from funcpipe.errors import PlatformError
-from funcpipe.platforms.processors import usable_processors
-from funcpipe.platforms.ray.address import RayAddress, Via
+from funcpipe.platforms.process import usable_processors
+from funcpipe.platforms.ray.cluster import RayAddress, Via
 from funcpipe.platforms.ray.library import ray
 
 _log = logging.getLogger(__name__)

@@ -1,10 +1,12 @@
-"""The package in the image of a cloud function: funcpipe itself, its requirements, and the function's entry."""
+"""The package in the image of a cloud function: funcpipe, its requirements, its entry; and docker to build it."""
 
 import hashlib
 import io
 import re
 import stat
+import subprocess
 import sys
+import tempfile
 import zipfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,8 +16,8 @@ from pathlib import Path, PurePosixPath
 from types import MappingProxyType
 
 from funcpipe.core.distribution import requirements
-from funcpipe.errors import InvalidValue
-from funcpipe.platforms.allocator import PACKAGE, variables
+from funcpipe.errors import InvalidValue, PlatformError, PlatformRefused
+from funcpipe.platforms.process import PACKAGE, variables
 
 _ONLY_FOR_PLANNING = {"pyomo", "highspy", "rich", "click"}
 _BASE = "public.ecr.aws/docker/library/python:{version}-slim"
@@ -157,3 +159,48 @@ _SAME_PYTHON = (
     "f'the base image has Python {{v[0]}}.{{v[1]}}, and must have that of the machine that deploys')\"\n"
 )
 """Bundles load in the Python that made them."""
+
+
+class Docker:
+    """The program `docker`, or one that understands the same arguments."""
+
+    def __init__(self, program: str = "docker") -> None:
+        self.program = program
+
+    def runs(self) -> bool:
+        """Return True if it is installed and has its daemon."""
+        try:
+            return subprocess.run([self.program, "version"], capture_output=True).returncode == 0
+        except OSError:
+            return False
+
+    def build(self, package: Package, image: str) -> None:
+        """Make `image` from `package`; raises PlatformRefused if it is larger than clouds admit."""
+        with tempfile.TemporaryDirectory(prefix="funcpipe-image-") as folder:
+            package.write(Path(folder))
+            self._do("build", "--platform", "linux/amd64", "--provenance=false", "--tag", image, folder)  # no index
+        size = int(self._do("image", "inspect", "--format", "{{.Size}}", image))
+        if size > MOST_IMAGE_BYTES:
+            raise PlatformRefused(
+                f"the image has {size / 1e9:.1f} GB, functions admit {MOST_IMAGE_BYTES / 1e9:.1f} GB unpacked; "
+                "take packages out of --requirements"
+            )
+
+    def login(self, registry: str, *, user: str, password: str) -> None:
+        """Log in to a registry; the password is not among the arguments."""
+        self._do("login", "--username", user, "--password-stdin", registry, standard_input=password)
+
+    def push(self, image: str) -> None:
+        """Send `image` to its registry."""
+        self._do("push", image)
+
+    def has_pushed(self, image: str) -> bool:
+        """Return True if the registry has `image`."""
+        return subprocess.run([self.program, "manifest", "inspect", image], capture_output=True).returncode == 0
+
+    def _do(self, *arguments: str, standard_input: str = "") -> str:
+        command: Sequence[str] = (self.program, *arguments)
+        done = subprocess.run(command, input=standard_input, capture_output=True, text=True)
+        if done.returncode:
+            raise PlatformError(f"`{' '.join(command)}` failed:\n{done.stderr.strip()[-2000:]}")
+        return done.stdout

@@ -12,7 +12,7 @@ from funcpipe.core.logs import in_function
 from funcpipe.core.texts import encodable, shortened
 from funcpipe.errors import CorruptMessage
 from funcpipe.model.split import load_stage
-from funcpipe.platforms import allocator
+from funcpipe.platforms import process as allocator
 from funcpipe.platforms.base import Invoked, OpenPlatform, OpenStorage, Storage
 from funcpipe.profiler.measure import measure_here
 from funcpipe.profiler.remote import keys

@@ -9,7 +9,7 @@ import torch
 
 from funcpipe.core import MachineReport
 from funcpipe.platforms.base import Storage
-from funcpipe.platforms.memory import peak_memory_bytes
+from funcpipe.platforms.process import peak_memory_bytes
 from funcpipe.profiler.remote.exercise import exercise
 from funcpipe.profiler.remote.transfers import bandwidth, seconds
 

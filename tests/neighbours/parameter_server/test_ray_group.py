@@ -18,9 +18,8 @@ from funcpipe.neighbours.parameter_server.loops import History, LoopConfig, trai
 from funcpipe.neighbours.parameter_server.stored_job import stored_job
 from funcpipe.neighbours.parameter_server.values import ServerWorker
 from funcpipe.neighbours.parameter_server.worker_group import WorkerGroup
-from funcpipe.platforms.catalog import open_storage
-from funcpipe.platforms.machine_catalog import load_market
-from funcpipe.platforms.ray.address import RayAddress, Via
+from funcpipe.platforms.catalog import load_market, open_storage
+from funcpipe.platforms.ray.cluster import RayAddress, Via
 from tests.neighbours.parameter_server.conftest import RUN, adam_job
 from tests.neighbours.parameter_server.test_loops import plain
 from tests.ray_here import environment_of_ray, signals_as_before

@@ -25,8 +25,7 @@ from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions, _
 from funcpipe.neighbours.parameter_server.server_run import ServerResult, ServerRun
 from funcpipe.neighbours.parameter_server.values import Updates
 from funcpipe.neighbours.parameter_server.worker_group import WorkerGroup
-from funcpipe.platforms.catalog import load_spec, open_storage
-from funcpipe.platforms.machine_catalog import load_market
+from funcpipe.platforms.catalog import load_market, load_spec, open_storage
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.runstate.generations import reserve_generation
 from funcpipe.runstate.keyring import signed

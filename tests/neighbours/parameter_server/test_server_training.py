@@ -18,7 +18,7 @@ from funcpipe.neighbours.parameter_server.stored_job import check_servable
 from funcpipe.neighbours.parameter_server.values import Updates
 from funcpipe.neighbours.provisioning.goal import Goal
 from funcpipe.neighbours.provisioning.spotdnn import SpotSystem, SpotType
-from funcpipe.platforms.machine_catalog import load_market
+from funcpipe.platforms.catalog import load_market
 from funcpipe.training.averaging import EMA
 from tests.neighbours.parameter_server.conftest import RUN, adam_recipe, make_job, stored_adam
 from tests.support.server_group import InTurnWorkerGroup

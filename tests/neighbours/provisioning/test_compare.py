@@ -34,8 +34,7 @@ from funcpipe.neighbours.provisioning.compare import (
 from funcpipe.neighbours.provisioning.cynthia import Mode, predict
 from funcpipe.neighbours.provisioning.goal import Goal
 from funcpipe.neighbours.provisioning.without_server import iteration_s
-from funcpipe.platforms.catalog import load_spec
-from funcpipe.platforms.machine_catalog import load_market
+from funcpipe.platforms.catalog import load_market, load_spec
 
 SPEC = load_spec("aws-lambda")
 MARKET = load_market("aws")

@@ -13,7 +13,7 @@ from funcpipe.platforms.aliyun.deployment import Deployer
 from funcpipe.platforms.aliyun.functions import AliyunPlatform
 from funcpipe.platforms.aliyun.template import container_package, shape_of
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.platforms.shared.polling import Polling
+from funcpipe.platforms.shared.cloud import Polling
 from tests.cloud_emulation.aliyun import AliyunCloud, aliyun_cloud
 from tests.cloud_emulation.docker import RegistryDocker
 from tests.cloud_emulation.forks import forked

@@ -14,9 +14,9 @@ from funcpipe.platforms.aliyun import template
 from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.deployment import Deployer
 from funcpipe.platforms.aliyun.template import Shape, container_package, shape_of, tool_template
-from funcpipe.platforms.shared.data_buckets import data_bucket
-from funcpipe.platforms.shared.docker import Docker
-from funcpipe.platforms.shared.key_wrap import SECRET
+from funcpipe.platforms.shared.cloud import SECRET
+from funcpipe.platforms.shared.deployment import data_bucket
+from funcpipe.platforms.shared.package import Docker
 from tests.cloud_emulation.aliyun import AliyunCloud
 from tests.contract.oss_server import OssServer
 from tests.platforms.aliyun.conftest import size

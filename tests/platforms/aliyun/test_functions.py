@@ -24,7 +24,7 @@ from funcpipe.platforms.base import Cause, Handle, State, Status
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.function_group import invoke_with_retry
 from funcpipe.platforms.local.files import FileStorage
-from funcpipe.platforms.shared.polling import BUSY_FOR_S, Polling
+from funcpipe.platforms.shared.cloud import BUSY_FOR_S, Polling
 from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.keys import Keys
 from tests.cloud_emulation.aliyun import AliyunCloud

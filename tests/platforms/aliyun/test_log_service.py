@@ -4,8 +4,8 @@ import pytest
 
 from funcpipe.errors import PlatformError, PlatformRefused
 from funcpipe.platforms.aliyun.account import Account
-from funcpipe.platforms.aliyun.log_service import LogService
-from funcpipe.platforms.aliyun.run_logs import read_logs
+from funcpipe.platforms.aliyun.endings import read_logs
+from funcpipe.platforms.aliyun.resources import LogService
 from tests.cloud_emulation.aliyun import AliyunCloud
 
 INSTANCE = {"functionName": "f", "logConfig": {"project": "logs-1", "logstore": "functions"}}

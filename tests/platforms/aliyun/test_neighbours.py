@@ -12,8 +12,8 @@ from funcpipe.core import PlatformSpec
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.deployment import Deployer
+from funcpipe.platforms.aliyun.endings import read_logs
 from funcpipe.platforms.aliyun.functions import AliyunPlatform
-from funcpipe.platforms.aliyun.run_logs import read_logs
 from funcpipe.platforms.aliyun.template import Shape, container_package, shape_of
 from tests.cloud_emulation.aliyun import AliyunCloud, aliyun_cloud
 from tests.cloud_emulation.docker import RegistryDocker

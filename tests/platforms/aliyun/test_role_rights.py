@@ -21,7 +21,7 @@ from funcpipe.core import Outcome, PlatformSpec, RunSettings
 from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.functions import AliyunPlatform
 from funcpipe.platforms.catalog import open_storage
-from funcpipe.platforms.shared.key_wrap import SECRET
+from funcpipe.platforms.shared.cloud import SECRET
 from tests.cloud_emulation.aliyun import AliyunCloud
 from tests.cloud_emulation.ram import PULLS, Ram
 from tests.cloud_emulation.recording_proxy import RecordingProxy, Request

@@ -5,15 +5,15 @@ from dataclasses import dataclass
 import pytest
 
 from funcpipe.platforms.aws.account import Account
-from funcpipe.platforms.aws.deployment import Deployer
+from funcpipe.platforms.aws.deployment import Deployer, lambda_package
 from funcpipe.platforms.aws.functions import AwsPlatform
-from funcpipe.platforms.aws.image import lambda_package
-from funcpipe.platforms.aws.template import Shape, log_group
+from funcpipe.platforms.aws.resources import log_group
+from funcpipe.platforms.aws.template import Shape
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import load_spec, open_storage
-from funcpipe.platforms.shared.data_buckets import DataBucket
-from funcpipe.platforms.shared.docker import Docker
-from funcpipe.platforms.shared.polling import Polling
+from funcpipe.platforms.shared.cloud import Polling
+from funcpipe.platforms.shared.deployment import DataBucket
+from funcpipe.platforms.shared.package import Docker
 from tests.cloud_emulation.aws import AwsCloud, aws_cloud
 from tests.cloud_emulation.forks import forked
 from tests.cloud_emulation.lambda_runtime import REGION

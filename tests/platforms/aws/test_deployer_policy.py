@@ -12,13 +12,12 @@ import pytest
 
 from funcpipe.cli import main
 from funcpipe.platforms.aws.account import Account
-from funcpipe.platforms.aws.deployer_policy import deployer_policy
-from funcpipe.platforms.aws.deployment import Deployer
+from funcpipe.platforms.aws.deployment import Deployer, lambda_package
 from funcpipe.platforms.aws.functions import AwsPlatform
-from funcpipe.platforms.aws.image import lambda_package
+from funcpipe.platforms.aws.resources import deployer_policy
 from funcpipe.platforms.aws.template import Shape, template, template_text
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.platforms.shared.docker import Docker
+from funcpipe.platforms.shared.package import Docker
 from tests.cloud_emulation import rights
 from tests.cloud_emulation.aws import AwsCloud
 from tests.e2e import small

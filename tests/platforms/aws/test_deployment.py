@@ -10,12 +10,10 @@ import pytest
 
 from funcpipe.errors import FuncPipeError, InvalidValue, PlatformError, PlatformRefused
 from funcpipe.platforms.aws.account import Account, advice
-from funcpipe.platforms.aws.deployment import Deployed, Deployer
-from funcpipe.platforms.aws.image import lambda_package
+from funcpipe.platforms.aws.deployment import Deployed, Deployer, lambda_package
 from funcpipe.platforms.aws.template import Shape
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.platforms.shared.docker import Docker
-from funcpipe.platforms.shared.package import Package
+from funcpipe.platforms.shared.package import Docker, Package
 from tests.cloud_emulation.aws import AwsCloud
 from tests.platforms.aws.conftest import reset
 

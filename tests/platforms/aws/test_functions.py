@@ -22,8 +22,7 @@ from funcpipe.platforms.aws.functions import AwsPlatform
 from funcpipe.platforms.base import Cause, Handle, State, Status, Storage
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.platforms.function_group import invoke_with_retry
-from funcpipe.platforms.shared.key_wrap import SECRET, KeyWrap
-from funcpipe.platforms.shared.polling import Polling
+from funcpipe.platforms.shared.cloud import SECRET, KeyWrap, Polling
 from funcpipe.runstate.keys import Keys
 from tests.cloud_emulation.aws import AwsCloud
 from tests.e2e import small

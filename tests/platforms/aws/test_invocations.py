@@ -14,7 +14,7 @@ from funcpipe.platforms.aws.account import Account
 from funcpipe.platforms.aws.functions import AwsPlatform
 from funcpipe.platforms.base import Handle, State, Status, Storage
 from funcpipe.platforms.catalog import load_spec, open_storage
-from funcpipe.platforms.shared.polling import Polling
+from funcpipe.platforms.shared.cloud import Polling
 from tests.cloud_emulation import lineage
 from tests.cloud_emulation.aws import AwsCloud
 from tests.e2e import small

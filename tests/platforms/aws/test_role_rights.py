@@ -22,8 +22,8 @@ from funcpipe.platforms.aws.account import Account
 from funcpipe.platforms.aws.functions import AwsPlatform
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import load_spec, open_storage
-from funcpipe.platforms.shared.data_buckets import data_bucket
-from funcpipe.platforms.shared.key_wrap import SECRET
+from funcpipe.platforms.shared.cloud import SECRET
+from funcpipe.platforms.shared.deployment import data_bucket
 from tests.cloud_emulation.aws import AwsCloud
 from tests.cloud_emulation.lambda_runtime import REGION
 from tests.e2e import small

@@ -2,7 +2,7 @@
 
 from funcpipe.platforms.aws.account import Account
 from funcpipe.platforms.aws.template import Shape
-from funcpipe.platforms.shared.key_wrap import SECRET
+from funcpipe.platforms.shared.cloud import SECRET
 from tests.cloud_emulation.aws import AwsCloud
 from tests.platforms.aws.test_deployment import PACKAGE, deploy, deployer
 

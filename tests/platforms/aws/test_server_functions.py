@@ -8,7 +8,7 @@ from funcpipe.errors import PlatformRefused
 from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions, train_on_functions
 from funcpipe.neighbours.parameter_server.server_run import ServerRun
 from funcpipe.platforms.base import Storage
-from funcpipe.platforms.machine_catalog import load_market
+from funcpipe.platforms.catalog import load_market
 from tests.cloud_emulation.aws import AwsCloud
 from tests.neighbours.parameter_server.conftest import GLOBAL_BATCH, MICRO_BATCH, adam_job
 from tests.neighbours.parameter_server.test_function_group import assert_same_parameters

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from funcpipe.core import WatchSpec, from_text
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.aws.template import Shape, template, template_text
-from funcpipe.platforms.shared.data_buckets import data_bucket
+from funcpipe.platforms.shared.deployment import data_bucket
 
 DATA = (data_bucket("s3://images/train/"), data_bucket("texts"))
 SHAPE = Shape(name="funcpipe", memory_mb=(1024, 10240), data=DATA)

@@ -16,10 +16,10 @@ from torch.nn import functional as F
 from funcpipe.client.follow.upload import upload
 from funcpipe.client.prepare.job import Job
 from funcpipe.core import WorkerReport, to_text
-from funcpipe.platforms.aws.image import lambda_package
-from funcpipe.platforms.entry.function import stop_key
+from funcpipe.platforms.aws.deployment import lambda_package
+from funcpipe.platforms.entry import stop_key
 from funcpipe.platforms.local.files import FileStorage
-from funcpipe.platforms.shared.key_wrap import SECRET, KeyWrap
+from funcpipe.platforms.shared.cloud import SECRET, KeyWrap
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.keys import Keys
@@ -46,7 +46,7 @@ def function(image: Path, tmp_path: Path) -> Function:
     return Function(
         name="funcpipe-1024",
         image=image,
-        handler="funcpipe.platforms.entry.aws_lambda.handler",
+        handler="funcpipe.platforms.entry_aws.handler",
         memory_mb=1024,
         timeout_s=120,
         environment={"FUNCPIPE_CONTROL": (tmp_path / "control").as_uri(), SECRET: DEPLOYMENT},

@@ -11,9 +11,10 @@ import pytest
 
 from funcpipe.core.backoff import Backoff
 from funcpipe.errors import FormatError, StorageBusy, StorageError
+from funcpipe.platforms import entry as function
+from funcpipe.platforms import entry_aws as aws_lambda
 from funcpipe.platforms.base import OPEN, Gate, Invoked
-from funcpipe.platforms.entry import aws_lambda, function
-from funcpipe.platforms.entry.function import STOPPED, StopWatch, run, stop_key
+from funcpipe.platforms.entry import STOPPED, StopWatch, run, stop_key
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker import invocation
 from tests.support.waiting import LONG_S
@@ -126,9 +127,7 @@ def test_the_first_invocation_of_an_environment_on_lambda_is_billed_for_its_star
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
 def test_a_process_knows_its_age() -> None:
-    code = (
-        "import time; time.sleep(0.3); from funcpipe.platforms.entry import function; print(function.process_age_s())"
-    )
+    code = "import time; time.sleep(0.3); from funcpipe.platforms.entry import process_age_s; print(process_age_s())"
     began_s = time.monotonic()
     age_s = float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
     assert 0.3 <= age_s <= time.monotonic() - began_s + 0.02

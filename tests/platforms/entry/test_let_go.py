@@ -13,11 +13,13 @@ from torch.nn import functional as F
 from funcpipe.client.follow.upload import upload
 from funcpipe.core import to_text
 from funcpipe.errors import WorkerFailed
-from funcpipe.platforms import allocator
+from funcpipe.platforms import entry as function
+from funcpipe.platforms import entry_aliyun as aliyun_fc
+from funcpipe.platforms import entry_aws as aws_lambda
+from funcpipe.platforms import process as allocator
 from funcpipe.platforms.base import Invoked
-from funcpipe.platforms.entry import aliyun_fc, aws_lambda, function
 from funcpipe.platforms.local.files import FileStorage
-from funcpipe.platforms.shared.key_wrap import SECRET, KeyWrap
+from funcpipe.platforms.shared.cloud import SECRET, KeyWrap
 from funcpipe.runstate.keys import Keys
 from tests.e2e import small
 from tests.in_process import make_job, prepared_run

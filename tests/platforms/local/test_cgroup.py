@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from funcpipe.platforms.local.cgroup import PERIOD_US, Groups
+from funcpipe.platforms.local.limits import PERIOD_US, Groups
 
 MOUNTS_V1 = """\
 31 23 0:28 / {root} rw,relatime - tmpfs tmpfs rw,mode=755

@@ -6,8 +6,7 @@ from pathlib import Path
 import pytest
 
 from funcpipe.errors import InvalidValue, StorageError
-from funcpipe.platforms.local.files import FileStorage
-from funcpipe.platforms.local.watch import FolderWatch
+from funcpipe.platforms.local.files import FileStorage, FolderWatch
 
 
 @pytest.mark.parametrize("key", ["", "/a", "a//b", "../a", "a/../b", "a/.", ".unfinished/x", "a\0b"])

@@ -14,10 +14,9 @@ from funcpipe.core import MB, FunctionSize, PlatformSpec, WorkerSpec
 from funcpipe.errors import PlanError, PlatformError
 from funcpipe.platforms.base import Cause, Invoked, State, Status
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.platforms.local.cgroup import Groups
-from funcpipe.platforms.local.limits import ImposedLimits
-from funcpipe.platforms.local.link import Link
+from funcpipe.platforms.local.limits import Groups, ImposedLimits
 from funcpipe.platforms.local.platform import LocalPlatform, local_functions
+from funcpipe.platforms.local.throttle import Link
 from tests.platforms.local.test_local import ended, sleep, worker
 from tests.support.processes import runs
 from tests.support.waiting import wait_until

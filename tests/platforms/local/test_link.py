@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.catalog import open_storage
-from funcpipe.platforms.local.link import Link, link_of, read_link
-from funcpipe.platforms.local.throttle import Throttled
+from funcpipe.platforms.local.throttle import Link, Throttled, link_of, read_link
 from tests.platforms.local.test_limits import spec
 
 rates = st.floats(1, 1e12)

@@ -12,8 +12,8 @@ from funcpipe.core import logs
 from funcpipe.core.logs import PRINTED, merged
 from funcpipe.platforms.base import State, Status
 from funcpipe.platforms.catalog import load_spec, open_platform
-from funcpipe.platforms.local import log_files
-from funcpipe.platforms.local.log_files import log_file, read_logs
+from funcpipe.platforms.local import output as log_files
+from funcpipe.platforms.local.output import log_file, read_logs
 from funcpipe.platforms.local.platform import local_functions
 from tests.platforms.local.test_local import ended, process, worker
 from tests.support.processes import hosts_of

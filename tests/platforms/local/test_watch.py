@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from funcpipe.platforms.local.watch import FolderWatch
+from funcpipe.platforms.local.files import FolderWatch
 from tests.support.waiting import LONG_S
 
 pytestmark = pytest.mark.skipif(not FolderWatch.available, reason=f"{sys.platform} does not tell what comes")

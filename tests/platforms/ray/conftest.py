@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from funcpipe.platforms.ray.address import RayAddress, Via
+from funcpipe.platforms.ray.cluster import RayAddress, Via
 from tests.e2e import small
 from tests.ray_here import environment_of_ray
 

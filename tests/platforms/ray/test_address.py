@@ -2,7 +2,7 @@ import pytest
 
 from funcpipe.errors import InvalidValue, PlatformRefused
 from funcpipe.platforms.catalog import is_deployment, is_ray
-from funcpipe.platforms.ray.address import RayAddress, Via, parse_address
+from funcpipe.platforms.ray.cluster import RayAddress, Via, parse_address
 
 
 @pytest.mark.parametrize(

@@ -26,7 +26,7 @@ def test_a_function_s_end_is_told_by_its_cause(
 ) -> None:
     from ray import exceptions
 
-    from funcpipe.platforms.ray.endings import of_error
+    from funcpipe.platforms.ray.host import of_error
 
     status = of_error(getattr(exceptions, name)(*arguments))
     assert status.state is State.FAILED
@@ -38,6 +38,6 @@ def test_a_function_s_end_is_told_by_its_cause(
 def test_a_task_that_was_cancelled_was_stopped() -> None:
     from ray.exceptions import TaskCancelledError
 
-    from funcpipe.platforms.ray.endings import of_error
+    from funcpipe.platforms.ray.host import of_error
 
     assert of_error(TaskCancelledError()) == Status(state=State.FAILED, reason="stopped")

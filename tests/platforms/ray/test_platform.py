@@ -12,7 +12,7 @@ from funcpipe.core import ProbeSpec
 from funcpipe.errors import PlanError, PlatformError, PlatformRefused
 from funcpipe.platforms.base import Cause, Platform, State, Status, Storage
 from funcpipe.platforms.catalog import load_spec, open_platform, open_storage
-from funcpipe.platforms.ray.address import RayAddress
+from funcpipe.platforms.ray.cluster import RayAddress
 from funcpipe.testing.platform_contract import PlatformContract, ended
 from tests.e2e import small
 from tests.platforms.kept_logs import assert_logs_are_kept

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from funcpipe.platforms.memory import PeakMemory
-from funcpipe.platforms.ray.process import OUT_OF_MEMORY, MemoryWatch, printed_in_order
+from funcpipe.platforms.process import PeakMemory
+from funcpipe.platforms.ray.task import OUT_OF_MEMORY, MemoryWatch, printed_in_order
 from tests.ray_here import environment_of_ray
 from tests.support.waiting import LONG_S
 

@@ -21,8 +21,8 @@ from funcpipe.cli import main
 from funcpipe.client.follow.callbacks import EachStep
 from funcpipe.core import write
 from funcpipe.core.logs import merged
-from funcpipe.platforms.local.log_files import read_logs
-from funcpipe.platforms.ray.address import RayAddress
+from funcpipe.platforms.local.output import read_logs
+from funcpipe.platforms.ray.cluster import RayAddress
 from tests.e2e import reference, small
 from tests.e2e.plans import sample_numbers
 from tests.platforms.ray.processes import processes_of, title_of

@@ -8,7 +8,7 @@ import yaml
 
 from funcpipe.core.provision import CostItem, Provision, Rented
 from funcpipe.errors import InvalidValue, PlatformRefused
-from funcpipe.platforms.machine_catalog import load_market
+from funcpipe.platforms.catalog import load_market
 from funcpipe.platforms.ray.sky_task import SkyJob, sky_documents, sky_text
 from tests.platforms.ray import sky_schemas
 

@@ -4,9 +4,8 @@ import pytest
 
 from funcpipe.core import MB, Plan
 from funcpipe.errors import InvalidValue, PlatformRefused
-from funcpipe.platforms.catalog import load_spec, ray_cluster
-from funcpipe.platforms.machine_catalog import load_market
-from funcpipe.platforms.ray.spec import Node, at_prices_of, check_plan, of_nodes, size_for
+from funcpipe.platforms.catalog import load_market, load_spec, ray_cluster
+from funcpipe.platforms.ray.cluster import Node, at_prices_of, check_plan, of_nodes, size_for
 from tests.e2e import small
 
 SPEC = load_spec("ray")

@@ -26,9 +26,9 @@ from funcpipe.core import (
 )
 from funcpipe.core.logs import RawLine
 from funcpipe.errors import DeadlineExceeded, FormatError, InputError, ModelError, WorkerFailed
+from funcpipe.platforms import entry
 from funcpipe.platforms.base import Cause, Handle, PlainKeys, State, Status
 from funcpipe.platforms.catalog import load_spec, open_storage
-from funcpipe.platforms.entry import function as entry
 from funcpipe.profiler.measure import Times
 from funcpipe.profiler.remote import client, keys
 from funcpipe.profiler.remote.budget import Budget

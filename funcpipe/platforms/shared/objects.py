@@ -1,8 +1,10 @@
-"""The body of a request, as the file that HTTP clients read it from."""
+"""Requests of storages: bodies as the files that HTTP clients read them from, and the deletion of many objects."""
 
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 
-from funcpipe.errors import StorageError
+from funcpipe.errors import StorageBusy, StorageError
 from funcpipe.platforms.base import Gate
 
 MOST_BYTES = 5 * 2**30
@@ -67,3 +69,31 @@ def require_one_put(where: str, data: bytes | memoryview, *, most_bytes: int = M
             f"{where}: an object of {size} bytes is larger than the {most_bytes} that one put may hold; more stages, "
             "or smaller micro-batches, make smaller objects"
         )
+
+
+def delete_each(delete: Callable[[str], None], keys: Sequence[str], *, at_once: int = 1) -> None:
+    """Call `delete` for all `keys`, so many at once, also after one has failed; raises as `raise_errors` does."""
+
+    def error_of(key: str) -> StorageError | None:
+        try:
+            delete(key)
+        except StorageError as error:
+            return error
+        return None
+
+    if at_once == 1:
+        errors = [error_of(key) for key in keys]
+    else:
+        with ThreadPoolExecutor(at_once) as pool:
+            errors = list(pool.map(error_of, keys))
+    raise_errors([error for error in errors if error is not None], len(keys))
+
+
+def raise_errors(errors: Sequence[StorageError], objects: int) -> None:
+    """Raise what kept some of `objects` objects from being deleted; StorageBusy if all of it may pass."""
+    if not errors:
+        return
+    lasting = [error for error in errors if not isinstance(error, StorageBusy)]
+    kind = StorageError if lasting else StorageBusy
+    first = (lasting or errors)[0]
+    raise kind(f"{len(errors)} of {objects} objects could not be deleted: {first}") from first

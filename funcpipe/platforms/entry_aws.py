@@ -4,10 +4,10 @@ import json
 import os
 from typing import Any, Protocol
 
+from funcpipe.platforms import entry
 from funcpipe.platforms.base import Invoked
 from funcpipe.platforms.catalog import open_storage
-from funcpipe.platforms.entry import function as entry
-from funcpipe.platforms.shared.key_wrap import unwrap_payload
+from funcpipe.platforms.shared.cloud import unwrap_payload
 
 CONTROL = "FUNCPIPE_CONTROL"
 """The environment variable with the URL of the storage where clients ask functions to stop."""

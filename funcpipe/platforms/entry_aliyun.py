@@ -13,9 +13,9 @@ import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from funcpipe.errors import WorkerFailed
+from funcpipe.platforms import entry
 from funcpipe.platforms.base import Invoked
-from funcpipe.platforms.entry import function as entry
-from funcpipe.platforms.shared.key_wrap import unwrap_payload
+from funcpipe.platforms.shared.cloud import unwrap_payload
 
 PORT = "FC_SERVER_PORT"
 """The environment variable with the port to listen on, 9000 without it."""

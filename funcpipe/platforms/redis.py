@@ -1,5 +1,6 @@
 """Objects in the memory of a Valkey or Redis server, as strings with their key, through redis-py."""
 
+import logging
 import os
 import re
 import threading
@@ -9,15 +10,29 @@ from typing import Any
 
 from redis import Connection, ConnectionPool, Redis, SSLConnection
 from redis.backoff import NoBackoff
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    AuthorizationError,
+    ClusterDownError,
+    ConnectionError,
+    MasterDownError,
+    MovedError,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisError,
+    ResponseError,
+    TimeoutError,
+    TryAgainError,
+)
 from redis.retry import Retry
 
-from funcpipe.errors import KeyExists, KeyMissing, StorageBusy
+from funcpipe.errors import FuncPipeError, KeyExists, KeyMissing, PlatformRefused, StorageBusy, StorageError
 from funcpipe.platforms.base import OPEN, Gate, batches
-from funcpipe.platforms.redis.known_errors import explained
-from funcpipe.platforms.redis.policy import require_no_eviction
-from funcpipe.platforms.redis.wire import blocks
-from funcpipe.platforms.shared.http_body import require_one_put
+from funcpipe.platforms.shared.objects import require_one_put
+
+_log = logging.getLogger(__name__)
 
 USER, PASSWORD = "REDIS_USERNAME", "REDIS_PASSWORD"
 """The environment's variables with the credentials."""
@@ -185,3 +200,80 @@ def _answers(connection: Any, count: int) -> list[Any]:
         if isinstance(answer, ResponseError):
             raise answer
     return answers
+
+
+_REFUSED: dict[type[RedisError], str] = {
+    AuthenticationError: "set REDIS_PASSWORD, and REDIS_USERNAME where the server has users",
+    AuthorizationError: "set REDIS_PASSWORD, and REDIS_USERNAME where the server has users",
+    NoPermissionError: "let the user do @read, @write, SELECT, SCAN and INFO on keys of the prefix",
+    ReadOnlyError: "this server is a replica; give the address of its primary",
+    MovedError: "the server is part of a cluster, whose nodes hold some keys each; give a server that is not",
+    AskError: "the server is part of a cluster, whose nodes hold some keys each; give a server that is not",
+}
+_FULL = (
+    "the server's memory is full; raise its maxmemory, delete runs that are over (funcpipe clean), or train with more "
+    "stages or smaller micro-batches"
+)
+_UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+_TRUST = "name the host as its certificate does, and set SSL_CERT_FILE to the certificates of who signed it"
+_NOT_REACHED = re.compile("^(Error|Timeout) .*connecting to")
+_PASSING = (ConnectionError, TimeoutError, ClusterDownError, MasterDownError, TryAgainError)
+_PASSING_CODES = ("BUSY ", "LOADING ", "NOREPLICAS ", "MISCONF ")
+
+
+def explained(where: str, error: RedisError) -> FuncPipeError:
+    """Return funcpipe's error for `error`; `where` names server and key."""
+    for kind, remedy in _REFUSED.items():
+        if isinstance(error, kind):
+            return PlatformRefused(f"{where}: {error}; {remedy}")
+    if isinstance(error, OutOfMemoryError):
+        return StorageError(f"{where}: {error}; {_FULL}")
+    if _UNTRUSTED in str(error):
+        return PlatformRefused(f"{where}: {error}; {_TRUST}")
+    if _NOT_REACHED.search(str(error)):
+        return StorageBusy(f"{where}: {error} See that a server runs there, and that this machine may reach it.")
+    passing = isinstance(error, _PASSING) or str(error).startswith(_PASSING_CODES)
+    return (StorageBusy if passing else StorageError)(f"{where}: {error}")
+
+
+def require_no_eviction(client: Redis, where: str) -> None:
+    """Raise PlatformRefused if the server, once its memory is full, may evict keys that have no time to live.
+
+    A run's objects have none, so `volatile-…` policies keep them. INFO reports the policy, also on managed services,
+    which forbid CONFIG.
+    """
+    try:
+        info = client.info("memory")
+    except NoPermissionError:
+        _log.warning(
+            "%s: this user may not call INFO, so it is not known whether the server evicts objects that a run still "
+            "needs; allow INFO, or make sure that maxmemory-policy is noeviction",
+            where,
+        )
+        return
+    policy = str(info.get("maxmemory_policy", "noeviction"))
+    if policy.startswith("allkeys"):
+        raise PlatformRefused(
+            f"{where}: the server's maxmemory-policy is {policy}, so it may evict objects that a run waits for; set it "
+            "to noeviction (CONFIG SET maxmemory-policy noeviction, or the parameter group of a managed service), or "
+            "use another server"
+        )
+
+
+_LARGE_BYTES = 64 * 1024
+_BLOCK_BYTES = 1024 * 1024  # sent by one call, so that the timeout is one of silence and not of the whole object
+
+
+def blocks(*words: str | bytes | memoryview) -> Iterator[bytes | memoryview]:
+    """Yield a command as what is to be sent in turn; large words are not copied, as they are by hiredis."""
+    head = b"*%d\r\n" % len(words)
+    for word in words:
+        body = word.encode() if isinstance(word, str) else word
+        head += b"$%d\r\n" % len(body)
+        if len(body) < _LARGE_BYTES:
+            head += bytes(body) + b"\r\n"
+            continue
+        yield head
+        yield from (body[start : start + _BLOCK_BYTES] for start in range(0, len(body), _BLOCK_BYTES))
+        head = b"\r\n"
+    yield head

@@ -1,16 +1,64 @@
-"""The allocator of functions: what one tensor leaves must serve the next.
+"""This process: the most memory that it has used, the allocator of its functions, the processors that it may use.
 
-glibc cannot give what one tensor leaves to another of the same size: torch asks for aligned memory, and glibc then
-searches for a larger block. A network of many equal tensors needs 1.7 times the memory that it uses. tcmalloc has few
-such holes (`experiments/studies/allocators.py` at f9edc59e): functions have it where it is installed, and their images
-install it.
+What one tensor leaves must serve the next, and glibc cannot give it to another of the same size: torch asks for aligned
+memory, and glibc then searches for a larger block. A network of many equal tensors needs 1.7 times the memory that it
+uses. tcmalloc has few such holes (`experiments/studies/allocators.py` at f9edc59e): functions have it where it is
+installed, and their images install it.
 """
 
 import ctypes
 import ctypes.util
 import functools
 import os
+import resource
 import sys
+from pathlib import Path
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"  # the peak is what is used now: proc(5), since Linux 4.0; a process may do it to itself
+_KIB = 1024
+
+
+def peak_memory_bytes() -> int:
+    """Return the most memory that this process has used, in bytes.
+
+    Linux reports it for this process alone (VmHWM). Elsewhere `getrusage` does, which after an `exec` still counts what
+    the process was before; its unit is the byte on macOS and the KiB elsewhere (getrusage(2) of each).
+    """
+    if _STATUS.exists():
+        return _from_linux("VmHWM")
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * _KIB
+
+
+class PeakMemory:
+    """The most memory that this process has used since this was made: environments are used again for other functions.
+
+    Where the system lets no process reset its figure, that counts once it has grown, and before that the most that was
+    measured.
+    """
+
+    def __init__(self) -> None:
+        self._before_bytes = self._seen_bytes = 0
+        try:
+            _CLEAR.write_text(_RESET_PEAK)
+        except OSError:
+            self._before_bytes = peak_memory_bytes()
+
+    def peak_bytes(self) -> int:
+        """Return the most that was used, in bytes."""
+        peak = peak_memory_bytes()
+        if peak > self._before_bytes or not _STATUS.exists():
+            return peak
+        self._seen_bytes = max(self._seen_bytes, _from_linux("VmRSS"))
+        return self._seen_bytes
+
+
+def _from_linux(name: str) -> int:
+    lines = dict(line.split(":", 1) for line in _STATUS.read_text().splitlines())
+    return int(lines[name].split()[0]) * _KIB
+
 
 LIBRARY = "libtcmalloc_minimal.so.4"
 PACKAGE = "libtcmalloc-minimal4"
@@ -83,3 +131,8 @@ def trim() -> None:
         library.MallocExtension_ReleaseFreeMemory()
     elif hasattr(library, "malloc_trim"):
         library.malloc_trim(0)
+
+
+def usable_processors() -> int:
+    """Those that this process is bound to, on Linux; elsewhere, where that cannot be asked, all of the machine."""
+    return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1

@@ -12,7 +12,7 @@ from types import TracebackType
 
 from funcpipe.core.backoff import Backoff
 from funcpipe.errors import KeyMissing, StorageError, WorkerFailed
-from funcpipe.platforms import allocator
+from funcpipe.platforms import process as allocator
 from funcpipe.platforms.base import Invoked, Storage
 from funcpipe.platforms.catalog import open_platform, open_storage
 
