@@ -2,16 +2,21 @@
 
 import functools
 import gc
+import importlib.util
 import logging
 import os
+import sys
 import threading
 import time
-from collections.abc import Callable
+from abc import ABCMeta
+from collections.abc import Callable, Sequence
+from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
+from typing import Any
 
 from funcpipe.core.backoff import Backoff
-from funcpipe.errors import KeyMissing, StorageError, WorkerFailed
+from funcpipe.errors import InputError, KeyMissing, StorageError, WorkerFailed
 from funcpipe.platforms import process as allocator
 from funcpipe.platforms.base import Invoked, Storage
 from funcpipe.platforms.catalog import open_platform, open_storage
@@ -29,6 +34,56 @@ STOPPED = 77
 
 _STAT = Path("/proc/self/stat")
 _START_TIME = 22 - 3  # of the fields after the process's name
+
+
+class _OfClients(ABCMeta):
+    """The class of what stands in, in an image, for what only clients have: it can be named, and not be used."""
+
+    def __call__(cls, *_: object, **__: object) -> Any:
+        raise InputError(cls.rule())
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise InputError(cls.rule())
+
+    def rule(cls) -> str:
+        """Return the error for its use."""
+        place = next(
+            f"{one.__module__}.{one.__name__}" for one in cls.__mro__ if one.__module__.startswith("funcpipe.")
+        )
+        return (
+            f"{place} is for clients, functions do not have it: use it in what only your client calls, such as below "
+            "`if __name__ == '__main__':`"
+        )
+
+
+class _LeftOut:
+    """Finds modules of funcpipe that an image lacks: each name in them stands for something that raises when used.
+
+    So modules of users that import `FuncPipe` at their top, and are installed in the image, load there.
+    """
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> Any:
+        """Find a module of funcpipe: no other finder has."""
+        return ModuleSpec(name, self, is_package=True) if name.startswith("funcpipe.") else None  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        """Have Python make a usual one."""
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Let it have any name."""
+
+        def stand_in(name: str) -> Any:
+            if name.startswith("__"):
+                raise AttributeError(name)
+            return _OfClients(name, (), {"__module__": module.__name__})
+
+        vars(module)["__getattr__"] = stand_in
+
+
+if importlib.util.find_spec("funcpipe.client") is None:  # in an image: see `shared.package`
+    sys.meta_path.append(_LeftOut())  # type: ignore[arg-type]
 
 
 class InitTime:

@@ -1,8 +1,10 @@
 """What an image is built from: funcpipe, what functions need and nothing else; the same for the same contents."""
 
+import ast
 import io
 import os
 import shlex
+import shutil
 import stat
 import subprocess
 import sys
@@ -15,20 +17,25 @@ import pytest
 
 import funcpipe
 from funcpipe.errors import InvalidValue
-from funcpipe.platforms.shared.package import Package, make_package, read_requirements
+from funcpipe.platforms.shared.package import Package, make_package, read_requirements, shipped_files
 from tests.cloud_emulation.images import unreadable
+from tests.cloud_emulation.processes import clean_environment
+from tests.test_imports import is_module
 
 ROOT = Path(__file__).parents[2]
 COMMAND = ("python", "-m", "somewhere")
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
-def test_it_holds_funcpipe_and_pins_what_functions_need() -> None:
+def test_it_holds_what_functions_run_and_pins_what_they_need() -> None:
     package = make_package(COMMAND, ["boto3"], ["einops>=0.8"])
     source = Path(funcpipe.__file__).parent
-    modules = {f"funcpipe/{file.relative_to(source).as_posix()}" for file in source.rglob("*.py")}
-    assert modules <= package.files.keys()
     assert package.files["funcpipe/worker/loop.py"] == (source / "worker" / "loop.py").read_bytes()
+    for room in ("core", "comm", "model", "training", "data", "worker", "examples"):
+        modules = {f"funcpipe/{file.relative_to(source).as_posix()}" for file in (source / room).rglob("*.py")}
+        assert modules <= package.files.keys()
+    rooms = {path.split("/")[1] for path in package.files if path.count("/") > 1}
+    assert not rooms & {"api", "cli", "client", "loggers", "partitioner", "report", "testing"}
     lines = package.files["requirements.txt"].decode().splitlines()
     assert f"boto3=={metadata.version('boto3')}" in lines
     assert lines[-1] == "einops>=0.8"
@@ -47,6 +54,84 @@ def test_it_has_all_that_the_package_requires_now() -> None:
     lines = make_package(COMMAND, ()).files["requirements.txt"].decode().splitlines()
     missing = wanted - {"pyomo", "highspy", "rich", "click"} - {line.partition("==")[0] for line in lines}
     assert not missing, "what is installed here is of an earlier setup.cfg: `make setup` installs it anew"
+
+
+@pytest.mark.parametrize("entry", ["funcpipe.platforms.entry_aws.handler", "funcpipe.platforms.entry_aliyun"])
+def test_what_functions_have_loads_nothing_that_they_lack(entry: str) -> None:
+    """What is imported inside functions for clients alone may be missing."""
+    files = shipped_files(("python", "-m", entry))
+    has = {f"{path.removesuffix('.py').replace('/', '.')}".removesuffix(".__init__") for path in files}
+    assert entry.removesuffix(".handler") in has
+    lacking = {(path, name) for path, data in files.items() if path.endswith(".py") for name in loaded_with(data) - has}
+    assert not lacking
+
+
+def loaded_with(source: bytes) -> set[str]:
+    """The modules of funcpipe that are loaded with a module: not what it imports inside functions, or for types."""
+    names = set()
+    for node in ast.parse(source).body:
+        match node:
+            case ast.Import():
+                names |= {alias.name for alias in node.names}
+            case ast.ImportFrom(module=str(module)):
+                names |= {full if is_module(full := f"{module}.{alias.name}") else module for alias in node.names}
+    return {name for name in names if name.startswith("funcpipe")}
+
+
+def test_another_text_of_the_command_line_makes_no_other_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shutil.copytree(Path(funcpipe.__file__).parent, tmp_path / "funcpipe", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr("funcpipe.platforms.shared.package.resources.files", lambda name: tmp_path / name)
+    before = make_package(COMMAND, ()).digest
+
+    def digest_after(file: str) -> str:
+        path = tmp_path / "funcpipe" / file
+        path.write_text(path.read_text() + "\n# changed\n")
+        return make_package(COMMAND, ()).digest
+
+    for file in ("cli/parser.py", "client/job.py", "api/__init__.py", "platforms/shared/package.py"):
+        assert digest_after(file) == before
+    (tmp_path / "funcpipe" / "cli" / "a_new_verb.py").touch()
+    assert make_package(COMMAND, ()).digest == before
+    assert digest_after("worker/loop.py") != before
+
+
+USERS = """
+import funcpipe.loggers
+from funcpipe import Callback, FuncPipe, Plan
+from funcpipe.client.site import open_local
+
+class Mine(Callback):
+    def name(self) -> FuncPipe | None: ...
+
+def train(): return FuncPipe(lambda: None)
+"""
+
+
+def test_a_module_of_a_user_that_imports_clients_loads_in_a_function(tmp_path: Path) -> None:
+    make_package(COMMAND, ()).write(tmp_path)
+    (tmp_path / "theirs.py").write_text(USERS)
+    code = """
+import pickle
+import funcpipe.platforms.entry, theirs
+from funcpipe.errors import InputError
+assert not isinstance(theirs.Plan, type(theirs.FuncPipe)) and not isinstance(3, theirs.Mine)
+assert pickle.loads(b"cfuncpipe.api\\nFuncPipe\\n.").__module__ == "funcpipe.api"
+for use in (theirs.train, theirs.Mine, theirs.open_local, lambda: theirs.FuncPipe.anything):
+    try:
+        use()
+    except InputError as error:
+        print(error)
+"""
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        cwd=tmp_path,
+        env=clean_environment(str(tmp_path)),
+        capture_output=True,
+        text=True,
+    )
+    places = ("funcpipe.api.FuncPipe", "funcpipe.client.callbacks.Callback", "funcpipe.client.site.open_local")
+    assert [line.split()[0] for line in done.stdout.splitlines()] == [*places, places[0]], done.stderr
+    assert "is for clients, functions do not have it: use it in what only your client calls" in done.stdout
 
 
 def test_the_digest_and_the_archive_follow_from_the_contents() -> None:

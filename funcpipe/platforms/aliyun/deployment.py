@@ -24,7 +24,7 @@ from funcpipe.platforms.aliyun.account import (
     storage_at,
     storage_url,
 )
-from funcpipe.platforms.aliyun.resources import Bucket, LogService
+from funcpipe.platforms.aliyun.resources import LOG_DAYS, LOG_STORE, Bucket, LogService
 from funcpipe.platforms.aliyun.template import Shape
 from funcpipe.platforms.shared.cloud import SECRET, new_secret
 from funcpipe.platforms.shared.package import Docker, Package
@@ -92,7 +92,7 @@ class Deployer:
         self._say(f"account {account.number}, region {account.region}, bucket {bucket}")
         if self._bucket(bucket).ensure(template.expiry_rules(shape)):
             self._say(f"made the bucket {bucket}")
-        if LogService(account, bucket).ensure(template.LOG_STORE, days=template.LOG_DAYS):
+        if LogService(account, bucket).ensure(LOG_STORE, days=LOG_DAYS):
             self._say(f"made the log project {bucket}")
         role = self._ensure_role(shape, bucket)
         image = self._ensure_image(shape, package)

@@ -9,8 +9,7 @@ from funcpipe.core import MB
 from funcpipe.core.logs import BEGINS, RawLine
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aliyun.account import Account
-from funcpipe.platforms.aliyun.resources import LogService
-from funcpipe.platforms.aliyun.template import LOG_DAYS
+from funcpipe.platforms.aliyun.resources import LOG_DAYS, LogService
 from funcpipe.platforms.base import Cause, State, Status
 from funcpipe.platforms.shared.cloud import by_invocation
 from funcpipe.platforms.shared.known_errors import KnownEnding

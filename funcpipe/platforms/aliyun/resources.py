@@ -109,6 +109,10 @@ def _explained(name: str, error: oss2.exceptions.OssError) -> PlatformError | Pl
     return PlatformError(text)
 
 
+LOG_STORE = "functions"
+"""The log store, in the deployment's project, that functions log to."""
+
+LOG_DAYS = 14
 _API = "0.6.0"
 _PAGE = 100  # GetLogs returns no more at once
 _ASK_AGAIN, _PAUSE_S = 30, 1.0

@@ -9,6 +9,7 @@ from funcpipe.core import FunctionSize, PlatformSpec, WatchSpec, checks, to_text
 from funcpipe.core.settings import KEEP_DAYS, LEAST_KEEP_DAYS
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.aliyun.account import function_name, platform_url, watchdog_name
+from funcpipe.platforms.aliyun.resources import LOG_STORE
 from funcpipe.platforms.shared.cloud import SECRET
 from funcpipe.platforms.shared.deployment import DataBucket
 from funcpipe.platforms.shared.package import Package, make_package
@@ -17,10 +18,6 @@ PORT = 9000
 RUNS = "runs"
 """The prefix of the bucket under which runs keep their objects."""
 
-LOG_STORE = "functions"
-"""The log store, in the deployment's project, that functions log to."""
-
-LOG_DAYS = 14
 _MOST_LIFETIME_S = 86_400
 _QUEUED_S = 300  # a task that could not start by then is given up
 _MOST_VCPU, _MOST_MEMORY_MB, _MEMORY_STEP_MB = 16.0, 32_768, 64

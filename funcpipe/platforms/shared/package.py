@@ -1,5 +1,7 @@
 """The package in the image of a cloud function: funcpipe, its requirements, its entry; and docker to build it."""
 
+import ast
+import functools
 import hashlib
 import io
 import re
@@ -18,6 +20,13 @@ from types import MappingProxyType
 from funcpipe.core.distribution import requirements
 from funcpipe.errors import InvalidValue, PlatformError, PlatformRefused
 from funcpipe.platforms.process import PACKAGE, variables
+
+_NAMED_BY_BUNDLES = ("funcpipe.core", "funcpipe.data", "funcpipe.examples", "funcpipe.model", "funcpipe.training")
+_FOR_CLIENTS = (
+    *("funcpipe.api.", "funcpipe.cli.", "funcpipe.client.", "funcpipe.partitioner.", "funcpipe.show."),
+    *("funcpipe.platforms.ray.", "funcpipe.platforms.local.platform.", "funcpipe.platforms.shared.package."),
+)
+"""Modules that others import only where no function of a cloud comes by; a test runs a function without them."""
 
 _ONLY_FOR_PLANNING = {"pyomo", "highspy", "rich", "click"}
 _BASE = "public.ecr.aws/docker/library/python:{version}-slim"
@@ -86,10 +95,58 @@ def make_package(
     `extra` are requirements as pip reads them, for what the user's model imports.
     """
     requirements = [f"--extra-index-url {_TORCH_INDEX}", *_own_requirements(), *map(_pinned, needed), *extra]
-    files = {f"funcpipe/{path}": data for path, data in _sources(resources.files("funcpipe"))}
+    files = shipped_files(command)
     files["requirements.txt"] = ("\n".join(requirements) + "\n").encode()
     files["Dockerfile"] = _dockerfile(command, base).encode()
     return Package(files=MappingProxyType(files))
+
+
+def shipped_files(command: Sequence[str]) -> dict[str, bytes]:
+    """Return the files of funcpipe that functions have which begin with `command`, by path: what they run, and no more.
+
+    These are the modules that the command and payloads name, the rooms whose classes bundles name, and whatever these
+    import, at their top or inside a function, but for what is `_FOR_CLIENTS`. `platforms.entry` stands in for all else.
+    """
+    found = dict(_sources(resources.files("funcpipe")))
+    modules = {_module_of(path): path for path in found if path.endswith(".py")}
+    begin = [name for name in modules for word in command if word == name or word.startswith(f"{name}.")]
+    rooms = [name for name in modules if name.startswith(tuple(f"{room}." for room in _NAMED_BY_BUNDLES))]
+    waiting, shipped = ["funcpipe.platforms.entry", *begin, *rooms], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in modules and name not in shipped and not f"{name}.".startswith(_FOR_CLIENTS):
+            shipped.add(name)
+            waiting += [name.rpartition(".")[0], *_imported(name, found[modules[name]])]
+    data = [path for path in found if PurePosixPath(path).match("specs/*.json") or "specs/regions/" in path]
+    return {f"funcpipe/{path}": found[path] for path in sorted([*data, *(modules[name] for name in shipped)])}
+
+
+def _module_of(path: str) -> str:
+    return f"funcpipe.{path.removesuffix('.py').replace('/', '.')}".removesuffix(".__init__")
+
+
+@functools.cache
+def _imported(name: str, source: bytes) -> tuple[str, ...]:
+    """Return what a module imports, or names in a text; the names of funcpipe itself are loaded when they are used."""
+    names = list[str]()
+    for node in () if name == "funcpipe" else ast.walk(_without_types(ast.parse(source))):
+        match node:
+            case ast.Import():
+                names += [alias.name for alias in node.names]
+            case ast.ImportFrom(module=str(module)):
+                names += [module, *(f"{module}.{alias.name}" for alias in node.names)]
+            case ast.Constant(value=str(text)) if text.startswith("funcpipe."):
+                names.append(text)
+    return tuple(names)
+
+
+def _without_types(module: ast.Module) -> ast.Module:
+    module.body = [
+        node
+        for node in module.body
+        if not (isinstance(node, ast.If) and isinstance(node.test, ast.Name) and node.test.id == "TYPE_CHECKING")
+    ]
+    return module
 
 
 def read_requirements(path: str | None) -> tuple[str, ...]:
