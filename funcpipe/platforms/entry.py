@@ -83,7 +83,7 @@ class _LeftOut:
 
 
 if importlib.util.find_spec("funcpipe.client") is None:  # in an image: see `shared.package`
-    sys.meta_path.append(_LeftOut())  # type: ignore[arg-type]
+    sys.meta_path.append(_LeftOut())
 
 
 class InitTime:

@@ -1,14 +1,12 @@
 """Functions on AWS Lambda: invoked as events, watched through their deployment's logs and records of failures."""
 
-import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Set
+from contextlib import contextmanager
 from typing import Any
 
-from funcpipe.core import Invocation, Plan, PlatformSpec, RequestCounts
+from funcpipe.core import Plan, PlatformSpec, RequestCounts
 from funcpipe.core.logs import RawLine
 from funcpipe.errors import DeadlineExceeded, PlatformRefused
 from funcpipe.platforms.aws import endings
@@ -26,31 +24,22 @@ from funcpipe.platforms.aws.resources import (
     log_group,
 )
 from funcpipe.platforms.base import Handle, RequestMeter, State, Status, StorageUrls
-from funcpipe.platforms.shared.cloud import (
-    SECRET,
-    STOP_WITHIN_S,
-    Capacity,
-    KeyWrap,
-    OutageTolerance,
-    Polling,
-    check_capacity,
-    payload_of,
-    wrap_of_environment,
-)
+from funcpipe.platforms.shared.cloud import SECRET, Capacity, CloudPlatform, Polling
 
 POLLING = Polling(every_s=3.0)
 """Pause between two polls of logs and records: a listing, $0.006 an hour, and a search that is free."""
 
 _SKEW_S = 120  # how far the clocks of this machine and of AWS may differ
-_DEPLOY = "`funcpipe deploy aws --sizes …` makes them"
 _RUNNING = Status(state=State.RUNNING)
 
 
-class AwsPlatform:
+class AwsPlatform(CloudPlatform):
     """Runs the functions that `funcpipe deploy aws --name DEPLOYMENT` made.
 
     A function cannot be ended from outside: `stop` leaves an object that it polls for.
     """
+
+    CLOUD = "aws"
 
     def __init__(
         self,
@@ -62,12 +51,9 @@ class AwsPlatform:
         meter: RequestMeter | None = None,
     ) -> None:
         """Count the requests to the bucket in `meter`."""
-        self._spec = spec
+        super().__init__(spec, account.region, deployment=deployment, polling=polling)
+        self._account = account
         self._meter = meter or RequestMeter()
-        self._account, self._region = account, account.region
-        self._deployment = deployment
-        self._polling = polling
-        self._outages = OutageTolerance(polling)
         self._lambda: Any = account.client("lambda")
         self._objects: Any = account.client("s3")
         self._logs: Any = account.client("logs")
@@ -76,11 +62,6 @@ class AwsPlatform:
         self._ended: dict[str, Status] = {}
         self._seen: set[str] = set()
         self._looked_s = float("-inf")
-
-    @property
-    def spec(self) -> PlatformSpec:
-        """The specification of the platform."""
-        return self._spec
 
     @property
     def url(self) -> str:
@@ -93,57 +74,10 @@ class AwsPlatform:
         url = f"s3://{self._bucket}/{RUNS}?region={self._region}"
         return StorageUrls(client=url, functions=url)
 
-    def detach(self) -> None:
-        """Do nothing: functions run on by themselves."""
-
-    def wrap_key(self, run_key: str) -> str:
-        """Return the text of a run's key as only functions of this deployment can read it."""
-        return self._key_wrap.wrap(run_key)
-
-    def unwrap_key(self, wrapped: str) -> str:
-        """Return the inverse, in a function. Raises PlatformRefused for what was wrapped for another deployment."""
-        return self._key_wrap.unwrap(wrapped)
-
     def logs(self, run: str) -> Iterator[RawLine]:
         """Return the lines of the functions of `run` in the deployment's log group."""
         with explained(f"reading the logs of {run}"):
             yield from read_logs(self._logs, log_group(self._deployment), run)
-
-    def check(self, plan: Plan, *, run_s: float | None = None) -> None:
-        """Raise PlatformRefused if Lambda would not run `plan`: functions not there or not as planned, too many.
-
-        Too many are also those that could not hand over in a run of `run_s`. Functions that have slept are awake
-        afterwards.
-        """
-        for memory in sorted({stage.memory_mb for stage in plan.stages}):
-            self._check_function(memory, plan)
-        check_capacity(self._capacities(plan), lifetime_s=self._spec.lifetime_s, run_s=run_s)
-        self._wake(stage.memory_mb for stage in plan.stages)
-
-    def of_deployed_sizes(self) -> "AwsPlatform":
-        """The same, whose specification has only the sizes that there are functions of, which are awake afterwards."""
-        names = {size: function_name(self._deployment, size.memory_mb) for size in self._spec.sizes}
-        sizes = tuple(size for size, name in names.items() if self._configuration(name) is not None)
-        if not sizes:
-            raise PlatformRefused(f"there are no functions of {self._deployment} in {self._region}; {_DEPLOY}")
-        self._wake(size.memory_mb for size in sizes)
-        return AwsPlatform(
-            replace(self._spec, sizes=sizes),
-            self._account,
-            deployment=self._deployment,
-            polling=self._polling,
-            meter=self._meter,
-        )
-
-    def invoke(self, worker: Invocation) -> Handle:
-        """Start a function and return at once; raises PlatformBusy, or PlatformRefused for what would not run there."""
-        payload = payload_of(worker, self._spec, self.wrap_key)
-        function = function_name(self._deployment, worker.memory_mb)
-        with explained(f"invoking {function}"):
-            request = invoke_awake(self._lambda, function, payload, self._polling)
-        handle = Handle(worker=worker.worker, name=f"{function}/{request}/{int(self._polling.clock())}")
-        self._open[handle] = None
-        return handle
 
     def status(self, handle: Handle) -> Status:
         """Return the function's state, at most `polling.every_s` old, or the last known one if AWS does not answer."""
@@ -153,53 +87,51 @@ class AwsPlatform:
             self._outages.ask(self._poll)
         return self._ended.get(request, _RUNNING)
 
-    def stop(self, handle: Handle) -> None:
-        """Tell the function to end if it still runs; return when it has, or raise DeadlineExceeded."""
-        if self.status(handle).state is not State.RUNNING:
-            return
+    @contextmanager
+    def _asked_to_stop(self, handle: Handle) -> Iterator[str]:
         key = f"stops/{handle.name.split('/')[1]}"
         with explained(f"stopping {handle.name}"):
             self._objects.put_object(Bucket=self._bucket, Key=key, Body=b"")
             self._meter.add(RequestCounts(puts=1))
-        late = (
-            f"{handle.name} has not ended {STOP_WITHIN_S:g} s after it was asked to; it is paid for until its "
-            f"time is over, {self._spec.lifetime_s or 0:g} s after its start"
-        )
-        self._polling.await_end(lambda: self.status(handle), late)
+        yield f"; it is paid for until its time is over, {self._spec.lifetime_s or 0:g} s after its start"
         with explained(f"stopping {handle.name}"):
             self._objects.delete_object(Bucket=self._bucket, Key=key)
 
-    @cached_property
-    def _key_wrap(self) -> KeyWrap:
-        """The deployment's wrap, by its secret: functions have it in their environment, clients ask Lambda for it."""
-        if SECRET in os.environ:
-            return wrap_of_environment()
-        for size in self._spec.sizes:
-            found = self._configuration(function_name(self._deployment, size.memory_mb))
-            secret = None if found is None else found.get("Environment", {}).get("Variables", {}).get(SECRET)
-            if secret:
-                return KeyWrap(secret)
-        raise PlatformRefused(f"no function of {self._deployment} in {self._region} has a secret; {_DEPLOY}")
+    def _start(self, function: str, payload: bytes) -> str:
+        with explained(f"invoking {function}"):
+            request = invoke_awake(self._lambda, function, payload, self._polling)
+        return f"{function}/{request}/{int(self._polling.clock())}"
 
-    def _check_function(self, memory_mb: int, plan: Plan) -> None:
+    def _name_of(self, size: str, memory_mb: int) -> str:
+        return function_name(self._deployment, memory_mb)
+
+    def _with(self, spec: PlatformSpec) -> "AwsPlatform":
+        return AwsPlatform(spec, self._account, deployment=self._deployment, polling=self._polling, meter=self._meter)
+
+    def _secrets(self) -> Iterator[str | None]:
+        for size in self._spec.sizes:
+            found = self._found(function_name(self._deployment, size.memory_mb)) or {}
+            yield found.get("Environment", {}).get("Variables", {}).get(SECRET)
+
+    def _check_functions(self, plan: Plan) -> None:
+        sizes = sorted({stage.memory_mb for stage in plan.stages})
+        for memory in sizes:
+            self._check_function(memory, plan.platform, self._deploy(f"{size}MB" for size in sizes))
+
+    def _check_function(self, memory_mb: int, platform: str, deploy: str) -> None:
         if not LEAST_MEMORY_MB <= memory_mb <= MOST_MEMORY_MB:
             raise PlatformRefused(
                 f"the plan asks for functions of {memory_mb} MB, Lambda has {LEAST_MEMORY_MB} to {MOST_MEMORY_MB}"
             )
         name = function_name(self._deployment, memory_mb)
-        sizes = ",".join(f"{m}MB" for m in sorted({stage.memory_mb for stage in plan.stages}))
-        command = f"funcpipe deploy aws --name {self._deployment} --region {self._region} --sizes {sizes}"
-        found = self._configuration(name)
+        found = self._found(name)
         if found is None:
-            raise PlatformRefused(f"there is no function {name} in {self._region}; run: {command}")
+            raise PlatformRefused(f"there is no function {name} in {self._region}; {deploy}")
         if found["MemorySize"] != memory_mb:
-            raise PlatformRefused(f"{name} has {found['MemorySize']} MB: it was changed; run: {command}")
-        check_processors(plan.platform, found.get("Architectures", [ARCHITECTURE])[0], functions=f"{name} has")
+            raise PlatformRefused(f"{name} has {found['MemorySize']} MB: it was changed; {deploy}")
+        check_processors(platform, found.get("Architectures", [ARCHITECTURE])[0], functions=f"{name} has")
 
-    def _capacities(self, plan: Plan) -> Iterator[Capacity]:
-        """Yield the capacity of each function that has reserved concurrency, and that of the account for all others."""
-        names = [function_name(self._deployment, stage.memory_mb) for stage in plan.stages] * plan.replicas
-        needed = Counter(names)
+    def _capacities(self, needed: Counter[str]) -> Iterator[Capacity]:
         with explained("asking for the account's concurrency"):
             unreserved = self._lambda.get_account_settings()["AccountLimit"]["UnreservedConcurrentExecutions"]
             own = {name: self._lambda.get_function(FunctionName=name).get("Concurrency") for name in needed}
@@ -209,14 +141,13 @@ class AwsPlatform:
                 yield reserved_capacity(name, needed.pop(name), reserved, self._region)
         yield account_capacity(needed.total(), unreserved, self._region)
 
-    def _wake(self, memory_mb: Iterable[int]) -> None:
-        names = [function_name(self._deployment, memory) for memory in sorted(set(memory_mb))]
+    def _make_ready(self, functions: Set[str]) -> None:
         where = f"--name {self._deployment} --region {self._region}"
         remedy = f"run: funcpipe destroy aws {where}, and deploy again"
         with explained("waking functions"):
-            wake(self._lambda, names, self._polling, remedy=remedy)
+            wake(self._lambda, sorted(functions), self._polling, remedy=remedy)
 
-    def _configuration(self, function: str) -> Any:
+    def _found(self, function: str) -> Any:
         with explained(f"looking at {function}"):
             try:
                 return self._lambda.get_function_configuration(FunctionName=function)

@@ -1,4 +1,4 @@
-"""Parts that the clouds' platforms share: polling for the state of functions, and payloads that fit."""
+"""What clouds share: checks of a plan, keys that are wrapped, polling for the state of functions, lines of logs."""
 
 import hashlib
 import json
@@ -6,16 +6,21 @@ import logging
 import os
 import secrets
 import time
-from collections.abc import Callable, Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Set
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, ClassVar, Self
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
-from funcpipe.core import Invocation, PlatformSpec, ServerFunctionSpec, WorkerSpec, to_text
+from funcpipe.core import Invocation, Plan, PlatformSpec, ServerFunctionSpec, Stage, WorkerSpec, to_text
 from funcpipe.core.logs import RawLine
 from funcpipe.errors import DeadlineExceeded, PlatformBusy, PlatformRefused
-from funcpipe.platforms.base import State, Status
+from funcpipe.platforms.base import Handle, State, Status
 
 _log = logging.getLogger(__name__)
 
@@ -207,3 +212,123 @@ def by_invocation(stream: str, events: Iterable[tuple[float, str]], begins: Call
             has_begun = True
         for line in text.splitlines() or [""]:
             yield RawLine(function=f"{stream}/{number}", text=line, time_s=time_s)
+
+
+class CloudPlatform(ABC):
+    """The functions that `funcpipe deploy CLOUD --name DEPLOYMENT` made, and what clouds do about them in one way."""
+
+    CLOUD: ClassVar[str]
+    """The cloud, as `funcpipe deploy` names it."""
+
+    def __init__(self, spec: PlatformSpec, region: str, *, deployment: str, polling: Polling) -> None:
+        self._spec, self._region, self._deployment = spec, region, deployment
+        self._polling, self._outages = polling, OutageTolerance(polling)
+
+    @property
+    def spec(self) -> PlatformSpec:
+        """The specification of the platform."""
+        return self._spec
+
+    def detach(self) -> None:  # noqa: B027 - as clouds need nothing for it
+        """Do nothing: functions run on by themselves."""
+
+    def wrap_key(self, run_key: str) -> str:
+        """Return the text of a run's key as only functions of this deployment can read it."""
+        return self._key_wrap.wrap(run_key)
+
+    def unwrap_key(self, wrapped: str) -> str:
+        """Return the inverse, in a function. Raises PlatformRefused for what was wrapped for another deployment."""
+        return self._key_wrap.unwrap(wrapped)
+
+    def check(self, plan: Plan, *, run_s: float | None = None) -> None:
+        """Raise PlatformRefused if the cloud would not run `plan`: functions not there or not as planned, too many.
+
+        Too many are also those that could not hand over in a run of `run_s`. Functions are ready afterwards.
+        """
+        self._check_functions(plan)
+        names = [self._function_of(stage) for stage in plan.stages]
+        check_capacity(self._capacities(Counter(names * plan.replicas)), lifetime_s=self._spec.lifetime_s, run_s=run_s)
+        self._make_ready(set(names))
+
+    def of_deployed_sizes(self) -> Self:
+        """Return the same, whose specification has only the sizes that there are functions of, which are ready."""
+        names = {size: self._name_of(size.name, size.memory_mb) for size in self._spec.sizes}
+        sizes = tuple(size for size, name in names.items() if self._found(name) is not None)
+        if not sizes:
+            raise PlatformRefused(f"there are no functions of {self._deployment} in {self._region}; {self._remedy}")
+        self._make_ready({names[size] for size in sizes})
+        return self._with(replace(self._spec, sizes=sizes))
+
+    def invoke(self, worker: Invocation) -> Handle:
+        """Start a function and return at once; raises PlatformBusy, or PlatformRefused for what would not run there."""
+        payload = payload_of(worker, self._spec, self.wrap_key)
+        return Handle(worker=worker.worker, name=self._start(self._function_of(worker), payload))
+
+    @abstractmethod
+    def status(self, handle: Handle) -> Status:
+        """Return the function's state, at most `polling.every_s` old, or the last one if the cloud does not answer."""
+
+    def stop(self, handle: Handle) -> None:
+        """End the function if it still runs; return when it has ended, or raise DeadlineExceeded."""
+        if self.status(handle).state is not State.RUNNING:
+            return
+        late = f"{handle.name} has not ended {STOP_WITHIN_S:g} s after it was asked to"
+        with self._asked_to_stop(handle) as addition:
+            self._polling.await_end(lambda: self.status(handle), f"{late}{addition}")
+
+    @cached_property
+    def _key_wrap(self) -> KeyWrap:
+        """The wrap by the deployment's secret: functions have it in their environment, clients ask the cloud for it."""
+        if SECRET in os.environ:
+            return wrap_of_environment()
+        secret = next(filter(None, self._secrets()), None)
+        if secret is None:
+            raise PlatformRefused(f"no function of {self._deployment} in {self._region} has a secret; {self._remedy}")
+        return KeyWrap(secret)
+
+    @property
+    def _remedy(self) -> str:
+        return f"`funcpipe deploy {self.CLOUD} --sizes …` makes them"
+
+    def _function_of(self, what: Stage | Invocation) -> str:
+        return self._name_of(what.size, what.memory_mb)
+
+    def _deploy(self, sizes: Iterable[str]) -> str:
+        """Return the command that makes functions of these sizes."""
+        where = f"--name {self._deployment} --region {self._region}"
+        return f"run: funcpipe deploy {self.CLOUD} {where} --sizes {','.join(sizes)}"
+
+    def _make_ready(self, functions: Set[str]) -> None:  # noqa: B027 - not all clouds let functions sleep
+        """Return when the functions can be invoked."""
+
+    @abstractmethod
+    def _name_of(self, size: str, memory_mb: int) -> str:
+        """Return the name of the function of a size."""
+
+    @abstractmethod
+    def _found(self, function: str) -> Any:
+        """Return the cloud's description of a function; None where there is none."""
+
+    @abstractmethod
+    def _check_functions(self, plan: Plan) -> None:
+        """Raise PlatformRefused for functions of `plan` that are not there, or not as planned."""
+
+    @abstractmethod
+    def _capacities(self, needed: Counter[str]) -> Iterator[Capacity]:
+        """Yield the capacity of each function that has one of its own, and that of the account for all others."""
+
+    @abstractmethod
+    def _with(self, spec: PlatformSpec) -> Self:
+        """Return the same platform with another specification."""
+
+    @abstractmethod
+    def _secrets(self) -> Iterator[str | None]:
+        """Yield the secret of each function of the deployment, as far as it has one."""
+
+    @abstractmethod
+    def _start(self, function: str, payload: bytes) -> str:
+        """Invoke a function; returns the name of its handle."""
+
+    @abstractmethod
+    def _asked_to_stop(self, handle: Handle) -> AbstractContextManager[str]:
+        """Ask a function to end; within the context, which has words for one that does not, its end is awaited."""
