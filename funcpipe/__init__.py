@@ -190,7 +190,7 @@ _LAZY = {
     "open_deployment": "platforms.catalog",
     "open_platform": "platforms.catalog",
     "open_storage": "platforms.catalog",
-    "load_market": "platforms.machine_catalog",
+    "load_market": "platforms.catalog",
     "Bucket": "profiler.buckets",
     "Disturbances": "scheduler.simulator.disturbances",
     "Verdict": "client.control.verdict",

@@ -35,7 +35,7 @@ ROOMS = {
     "model": Size(5430, 86, 227),
     "neighbours": Size(3852, 72, 196),
     "partitioner": Size(5074, 68, 244),
-    "platforms": Size(5626, 89, 222),
+    "platforms": Size(5695, 92, 224),
     "profiler": Size(821, 9, 39),
     "runstate": Size(2310, 36, 123),
     "scheduler": Size(1221, 26, 43),

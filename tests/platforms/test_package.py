@@ -88,7 +88,7 @@ def test_another_text_of_the_command_line_makes_no_other_image(tmp_path: Path, m
         path.write_text(path.read_text() + "\n# changed\n")
         return make_package(COMMAND, ()).digest
 
-    for file in ("cli/parser.py", "client/job.py", "api/__init__.py", "platforms/shared/package.py"):
+    for file in ("cli/commands.py", "client/prepare/job.py", "api/__init__.py", "platforms/shared/package.py"):
         assert digest_after(file) == before
     (tmp_path / "funcpipe" / "cli" / "a_new_verb.py").touch()
     assert make_package(COMMAND, ()).digest == before
@@ -98,7 +98,7 @@ def test_another_text_of_the_command_line_makes_no_other_image(tmp_path: Path, m
 USERS = """
 import funcpipe.loggers
 from funcpipe import Callback, FuncPipe, Plan
-from funcpipe.client.site import open_local
+from funcpipe.client.prepare.site import open_local
 
 class Mine(Callback):
     def name(self) -> FuncPipe | None: ...
@@ -129,7 +129,11 @@ for use in (theirs.train, theirs.Mine, theirs.open_local, lambda: theirs.FuncPip
         capture_output=True,
         text=True,
     )
-    places = ("funcpipe.api.FuncPipe", "funcpipe.client.callbacks.Callback", "funcpipe.client.site.open_local")
+    places = (
+        "funcpipe.api.FuncPipe",
+        "funcpipe.client.follow.callbacks.Callback",
+        "funcpipe.client.prepare.site.open_local",
+    )
     assert [line.split()[0] for line in done.stdout.splitlines()] == [*places, places[0]], done.stderr
     assert "is for clients, functions do not have it: use it in what only your client calls" in done.stdout
 
