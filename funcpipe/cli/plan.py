@@ -366,8 +366,7 @@ def _made_from(options: Options, plan: Plan) -> PlanRequest:
 
 def _made_for(plan: Plan) -> TrainingSpec:
     """The training that `plan` was made for; without a request, as far as the plan has it."""
-    shared = ("global_batch", "optimizer", "wire", "wire_back", "wire_sync", "shard_optimizer", "joint_loss")
-    return plan.made_for or TrainingSpec(**{name: getattr(plan, name) for name in shared})
+    return plan.made_for or TrainingSpec(**plan.base_fields)
 
 
 def _disturbances(options: Options, spec: PlatformSpec) -> "Disturbances":

@@ -49,10 +49,9 @@ def all_whole(owner: object, low: int, *fields: str) -> None:
         whole(field, value, low)
 
 
-def _given(owner: object, fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
+def _given(owner: Any, fields: Sequence[str]) -> Iterator[tuple[str, Any]]:
     """Yield the fields with their values, without those that are None and may be."""
-    kind: Any = type(owner)
-    optional = _optional(kind)
+    optional = _optional(owner.__class__)
     for field in fields:
         value = getattr(owner, field)
         if value is not None or field not in optional:

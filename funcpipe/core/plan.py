@@ -1,9 +1,8 @@
 """The training that is wanted (TrainingSpec), the request for a plan (PlanRequest), and the plan for it (Plan)."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from enum import Enum
-from typing import ClassVar
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar
 
 from funcpipe.core import checks
 from funcpipe.core.choices import (
@@ -65,73 +64,90 @@ class PlanRequest:
     pins: Pins = NO_PINS
 
 
-_CHOICES: dict[str, type[Enum]] = {
-    "optimizer": OptimizerKind,
-    "wire": Wire,
-    "wire_back": Wire,
-    "wire_sync": Wire,
-    "numerics": Numerics,
-    "recompute": Recompute,
-    "schedule": ScheduleKind,
-    "sync": Sync,
-}
-"""The choices of a TrainingSpec, and those that a Plan has of them."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TrainingSpec:
-    """The training that the user wants, and its worth.
+class PlanBase:
+    """The part of a training that is wanted which its plan has unchanged. Choices may be given as strings.
 
-    `time_value` is what a saved hour is worth in dollars; `deadline_s` and `budget_usd` hold for one iteration, and
-    at most one of the two is given. Choices may be given as strings, such as `wire="bf16"`. `replicas` restricts the
-    degrees of data parallelism; None admits all that divide the batch. Where `schedule` or `sync` is None, the best
-    is chosen. Gradients of activations travel as `wire_back` says, or else as activations do; those that replicas sum
-    as `wire_sync` says. With `numerics` bf16 or int8, what would travel in 32 bits may travel in fewer, where that is
-    better. With `shard_optimizer`, the state of the optimiser is divided over replicas. `averaged` says that an average
-    of the parameters over steps is kept, which is one more copy of them. With `joint_loss`, the loss is computed once
-    for the whole global batch, as with `coupled="cache"`; the schedule is then GPipe's. `stores` says which of the
-    platform's stores plans may use, and may be given as `Stores.of` takes it; by default they use its default store
-    alone.
+    Activations travel as `wire`, the gradients of activations as `wire_back`, or else as activations do; what replicas
+    contribute to sums of gradients, and the sums, as `wire_sync`. With `shard_optimizer`, the state of the optimiser is
+    divided over replicas: each keeps that of the split that it sums, and sends updated parameters in place of sums.
+    `averaged` says that an average of the parameters over steps is kept, which is one more copy of them. With
+    `joint_loss`, the loss is computed once for the whole global batch, as with `coupled="cache"`: all its forwards come
+    first, under GPipe's schedule, and each replica of the last stage computes the loss from outputs that replicas
+    exchange. `stores` may be given as `Stores.of` takes it.
     """
-
-    FORMAT: ClassVar[str] = "funcpipe.training/1"
 
     global_batch: int
     optimizer: OptimizerKind = OptimizerKind.SGD
     wire: Wire = Wire.FP32
     wire_back: Wire | None = None
     wire_sync: Wire = Wire.FP32
-    numerics: Numerics = Numerics.EXACT
-    recompute: Recompute = Recompute.AUTO
-    schedule: ScheduleKind | None = None
-    sync: Sync | None = None
     shard_optimizer: bool = False
     averaged: bool = False
     joint_loss: bool = False
-    replicas: tuple[int, ...] | None = None
-    time_value: float = 0.0
-    deadline_s: float | None = None
-    budget_usd: float | None = None
     stores: Stores = DEFAULT_STORES
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stores", Stores.of(self.stores))
-        for name, kind in _CHOICES.items():
-            checks.choose(self, name, kind, optional=name in ("wire_back", "schedule", "sync"))
+        checks.choose(self, "optimizer", OptimizerKind)
+        for name in ("wire", "wire_back", "wire_sync"):
+            checks.choose(self, name, Wire, optional=name == "wire_back")
         checks.whole("global_batch", self.global_batch, 1)
+        if self.wire_sync not in SYNC_WIRES:
+            known = ", ".join(wire.value for wire in SYNC_WIRES)
+            raise InvalidValue("wire_sync", self.wire_sync.value, f"must be one of {known}")
+
+    @property
+    def base_fields(self) -> dict[str, Any]:
+        """The fields of this class, as keywords for another one with them."""
+        return {item.name: getattr(self, item.name) for item in fields(PlanBase)}
+
+    @property
+    def gradient_wire(self) -> Wire:
+        """The wire format of the gradients that stages return."""
+        return self.wire_back or self.wire
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingSpec(PlanBase):
+    """The training that the user wants, and its worth.
+
+    `time_value` is what a saved hour is worth in dollars; `deadline_s` and `budget_usd` hold for one iteration, and
+    at most one of the two is given. `replicas` restricts the degrees of data parallelism; None admits all that divide
+    the batch. Where `schedule` or `sync` is None, the best is chosen. With `numerics` bf16 or int8, what would travel
+    in 32 bits may travel in fewer, where that is better. `stores` says which of the platform's stores plans may use; by
+    default they use its default store alone.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.training/1"
+
+    numerics: Numerics = Numerics.EXACT
+    recompute: Recompute = Recompute.AUTO
+    schedule: ScheduleKind | None = None
+    sync: Sync | None = None
+    replicas: tuple[int, ...] | None = None
+    time_value: float = 0.0
+    deadline_s: float | None = None
+    budget_usd: float | None = None
+
+    def __post_init__(self) -> None:
+        PlanBase.__post_init__(self)
+        checks.choose(self, "numerics", Numerics)
+        checks.choose(self, "recompute", Recompute)
+        checks.choose(self, "schedule", ScheduleKind, optional=True)
+        checks.choose(self, "sync", Sync, optional=True)
         checks.at_least("time_value", self.time_value, 0)
         for i, degree in enumerate(self.replicas or ()):
             checks.whole(f"replicas[{i}]", degree, 1)
         checks.all_positive(self, "deadline_s", "budget_usd")
         if self.deadline_s is not None and self.budget_usd is not None:
             raise InvalidValue("budget_usd", self.budget_usd, "cannot be given together with deadline_s")
-        _check_sums(self.wire_sync)
         if self.joint_loss:
             _check_joint(self.schedule)
         if self.wire_sync is Wire.INT8:
-            _check_unscaled(self.wire_back or self.wire)
+            _check_unscaled(self.gradient_wire)
         if self.shard_optimizer:
-            _check_sharding(self.sync, self.wire_back or self.wire)
+            _check_sharding(self.sync, self.gradient_wire)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,54 +180,42 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Plan(HasSummary):
+class Plan(PlanBase, HasSummary):
     """The cuts of a model, the functions and replicas of its stages, and the prediction for them.
 
-    Micro-batch m belongs to replica m mod `replicas` of every stage. Activations travel as `wire`; the gradients that
-    stages return for them as `wire_back`, where that is given, else like activations. What replicas contribute to sums,
-    and the sums, are rounded to `wire_sync`. `streams` cuts a streamed synchronisation or an exchange; None stands for
-    the usual cut. Stages may have ways of synchronising of their own (`ways`). With `shard_optimizer`, each replica
-    keeps the optimiser's state of the split that it sums, and sends updated parameters in place of sums; `blocks` and
-    `precision` as in profiles. `averaged` says that memory was planned for an average of the parameters. With
-    `joint_loss`, all forwards of a global batch come first, and each replica of the last stage computes the loss of the
-    whole batch, from outputs that replicas exchange. `stores` are those that it uses. `made_for` is what was asked for
-    when the plan was made, and `request` what it was chosen from; plans by hand or of old may lack them, and those that
-    functions are given lack the latter. Its prices are those of `region`, by default the one of the platform's
-    specification, except for what `prices_note` says.
+    Micro-batch m belongs to replica m mod `replicas` of every stage. `streams` cuts a streamed synchronisation or an
+    exchange; None stands for the usual cut. Stages may have ways of synchronising of their own (`ways`). `blocks` and
+    `precision` as in profiles; `stores` are those that it uses. `made_for` is what was asked for when the plan was
+    made, and `request` what it was chosen from; plans by hand or of old may lack them, and those that functions are
+    given lack the latter. Its prices are those of `region`, by default the one of the platform's specification, except
+    for what `prices_note` says.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.plan/1"
 
-    global_batch: int
     micro_batch: int
     replicas: int
     schedule: ScheduleKind
     sync: Sync
     wire: Wire
     stages: tuple[Stage, ...]
-    wire_back: Wire | None = None
-    wire_sync: Wire = Wire.FP32
     model: str = ""
     platform: str = ""
     streams: Streams | None = None
-    shard_optimizer: bool = False
-    optimizer: OptimizerKind = OptimizerKind.SGD
-    averaged: bool = False
-    joint_loss: bool = False
     estimate: Estimate | None = None
     solver: SolverReport | None = None
     blocks: tuple[str, ...] = ()
     precision: Precision = Precision.FP32
     made_for: TrainingSpec | None = None
-    stores: Stores = DEFAULT_STORES
     request: PlanRequest | None = None
     region: str = ""
     prices_note: str = ""
 
     def __post_init__(self) -> None:
-        for name in _CHOICES.keys() - {"recompute", "numerics"}:
-            checks.choose(self, name, _CHOICES[name], optional=name == "wire_back")
-        checks.all_whole(self, 1, "global_batch", "micro_batch", "replicas")
+        PlanBase.__post_init__(self)
+        checks.choose(self, "schedule", ScheduleKind)
+        checks.choose(self, "sync", Sync)
+        checks.all_whole(self, 1, "micro_batch", "replicas")
         if self.global_batch % (self.micro_batch * self.replicas):
             rule = f"must be a multiple of micro_batch x replicas = {self.micro_batch} x {self.replicas}"
             raise InvalidValue("global_batch", self.global_batch, rule)
@@ -222,7 +226,6 @@ class Plan(HasSummary):
                 rule = f"must be {expected}, where the stage before stops"
                 raise InvalidValue(f"stages[{i}].first", stage.first, rule)
             expected = stage.stop
-        _check_sums(self.wire_sync)
         if self.joint_loss:
             _check_joint(self.schedule)
         if self.feeds_back:
@@ -270,11 +273,6 @@ class Plan(HasSummary):
         return self.replicas > 1 and self.wire_sync is Wire.INT8
 
     @property
-    def gradient_wire(self) -> Wire:
-        """The wire format of the gradients that stages return."""
-        return self.wire_back or self.wire
-
-    @property
     def merged_wire(self) -> Wire:
         """The wire format of the sums that a replica makes for others, or of the updated parameters in their place."""
         return Wire.FP32 if self.is_sharded else self.wire_sync
@@ -295,13 +293,6 @@ class Plan(HasSummary):
         return len(self.stages) * self.replicas
 
     summary = plan_summary
-
-
-def _check_sums(wire_sync: Wire) -> None:
-    if wire_sync not in SYNC_WIRES:
-        raise InvalidValue(
-            "wire_sync", wire_sync.value, f"must be one of {', '.join(wire.value for wire in SYNC_WIRES)}"
-        )
 
 
 def _check_joint(schedule: ScheduleKind | None) -> None:

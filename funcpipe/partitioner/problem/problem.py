@@ -272,27 +272,19 @@ class Problem:
             for choice, way in zip(choices, ways, strict=True)
         )
         plan = Plan(
-            global_batch=self.training.global_batch,
+            **(self.training.base_fields | {"stores": self.stores}),
             micro_batch=self.profile.micro_batch,
             replicas=setting.replicas,
             schedule=setting.schedule,
             sync=common.sync,
             streams=common.streams,
-            shard_optimizer=self.training.shard_optimizer,
-            wire=self.training.wire,
-            wire_back=self.training.wire_back,
-            wire_sync=self.training.wire_sync,
             stages=stages,
             model=self.profile.model,
             platform=self.spec.name,
             region=self.spec.region,
             prices_note=self.spec.prices_note(self.stores),
-            optimizer=self.training.optimizer,
-            averaged=self.training.averaged,
-            joint_loss=self.training.joint_loss,
             blocks=self.profile.blocks,
             precision=self.profile.precision,
-            stores=self.stores,
         )
         return replace(plan, estimate=evaluate(plan, self.profile, self.spec))
 
