@@ -60,78 +60,23 @@ def run_attempt(
     invoked: Invoked,
     clock: Callable[[], float] = time.time,
 ) -> bool:
-    """Run the attempt of `spec` and report how it ended; whether it ended well.
+    """Run the attempt of `spec` and report how it ended; return True if it ended well.
 
     The requests of `storage` are counted by the meter of `invoked`. An attempt that is superseded reports nothing, as
     the worker is another function now. `clock` dates the report.
     """
     signed = SignedStorage(storage, OneKey(RunKey(spec.run_key)))
-    lease = lease_of(spec, signed)
-    account = TimeAccount(invoked, clock)
-    reporter = ExitReporter(spec, signed, lease, invoked, clock, account)
-    try:
-        outcome, failure = _run(spec, signed, open_platform, lease, invoked, account, clock)
-        if outcome is not Outcome.HANDED_OVER and not lease.taken and spec.follows_within_s is not None:
-            _log.warning("ends without a report, the attempt before is still this worker")
-            return failure is None
-        reporter.report(outcome, failure)
-    except Superseded as error:
-        _log.warning("ends without a report: %s", error)
-        return True
-    return failure is None
-
-
-def _run(
-    spec: WorkerSpec,
-    storage: SignedStorage,
-    open_platform: OpenPlatform,
-    lease: Lease,
-    invoked: Invoked,
-    account: TimeAccount,
-    clock: Callable[[], float],
-) -> tuple[Outcome, BaseException | None]:
-    """Run the attempt: how it ended, and the error if it failed. Raises Superseded."""
-    try:
-        _check_attempts(spec)
-        worker = load_worker(spec, storage, open_platform, lease=lease, invoked=invoked, account=account, clock=clock)
-        outcome = worker.run()
-    except Superseded:
-        raise
-    except RunHalted as error:
-        _log.warning("ends at once: %s", error)
-        return Outcome.HALTED, None
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever ends a function early is reported to its client
-        where = "" if isinstance(error, TaskFailed) else "outside its tasks: "  # a failed task names itself
-        _log.error("failed: %s%s", where, error, exc_info=error)
-        return Outcome.FAILED, error
-    _log.info("ends: %s", outcome.value)
-    return outcome, None
-
-
-def _check_attempts(spec: WorkerSpec) -> None:
-    """Clouds would let functions that start functions go on for ever; here that ends. Raises WorkerFailed."""
-    most = spec.faults.max_attempts
-    if spec.attempt >= most:
-        raise WorkerFailed(
-            f"worker {spec.worker} has had {most} functions, as many as FaultTolerance.max_attempts allows; "
-            "resume the run to go on with as many again"
-        )
+    return Attempt(spec, signed, lease_of(spec, signed), invoked, clock).run(open_platform)
 
 
 _NO_MEMORY = ("not enough memory", "can't allocate memory", "Cannot allocate memory")
 
 
-class ExitReporter:
-    """Made when the attempt begins; its report says how long it ran since it was `invoked`, and what it used."""
+class Attempt:
+    """One attempt, made when it begins: its report says how long it ran since it was `invoked`, and what it used."""
 
     def __init__(
-        self,
-        spec: WorkerSpec,
-        storage: Storage,
-        lease: Lease,
-        invoked: Invoked,
-        clock: Callable[[], float] = time.time,
-        account: TimeAccount | None = None,
+        self, spec: WorkerSpec, storage: Storage, lease: Lease, invoked: Invoked, clock: Callable[[], float]
     ) -> None:
         self._spec = spec
         self._storage = storage
@@ -139,8 +84,56 @@ class ExitReporter:
         self._keys = Keys.of(spec)
         self._clock = clock
         self._invoked = invoked
-        self._account = account or TimeAccount(invoked, clock)
+        self._account = TimeAccount(invoked, clock)
         self._started_at_s = clock()
+
+    def run(self, open_platform: OpenPlatform) -> bool:
+        """Do the worker's work, and report how it ended; return True if it ended well."""
+        try:
+            outcome, failure = self._work(open_platform)
+            if outcome is not Outcome.HANDED_OVER and not self._lease.taken and self._spec.follows_within_s is not None:
+                _log.warning("ends without a report, the attempt before is still this worker")
+                return failure is None
+            self.report(outcome, failure)
+        except Superseded as error:
+            _log.warning("ends without a report: %s", error)
+            return True
+        return failure is None
+
+    def _work(self, open_platform: OpenPlatform) -> tuple[Outcome, BaseException | None]:
+        """Return how the work ended, and the error if it failed. Raises Superseded."""
+        try:
+            self._check_attempts()
+            worker = load_worker(
+                self._spec,
+                self._storage,
+                open_platform,
+                lease=self._lease,
+                invoked=self._invoked,
+                account=self._account,
+                clock=self._clock,
+            )
+            outcome = worker.run()
+        except Superseded:
+            raise
+        except RunHalted as error:
+            _log.warning("ends at once: %s", error)
+            return Outcome.HALTED, None
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever ends a function early is reported
+            where = "" if isinstance(error, TaskFailed) else "outside its tasks: "  # a failed task names itself
+            _log.error("failed: %s%s", where, error, exc_info=error)
+            return Outcome.FAILED, error
+        _log.info("ends: %s", outcome.value)
+        return outcome, None
+
+    def _check_attempts(self) -> None:
+        """Raise WorkerFailed after too many: clouds would let functions that start functions go on for ever."""
+        most = self._spec.faults.max_attempts
+        if self._spec.attempt >= most:
+            raise WorkerFailed(
+                f"worker {self._spec.worker} has had {most} functions, as many as FaultTolerance.max_attempts allows; "
+                "resume the run to go on with as many again"
+            )
 
     def report(self, outcome: Outcome, failure: BaseException | None) -> None:
         """Write the report; raises Superseded, and writes none, if the worker is another function by now.

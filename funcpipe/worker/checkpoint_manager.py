@@ -62,7 +62,10 @@ def daly_s(*, checkpoint_s: float, failure_interval_s: float) -> float:
 
 
 class CheckpointInterval:
-    """Measures a worker's steps and checkpoints, and chooses the interval of its stage's checkpoints."""
+    """Measures a worker's steps and checkpoints, and chooses the interval of its stage's checkpoints.
+
+    `checkpoint_s` is the time in which the last one was written; before the first, an estimate that its user sets.
+    """
 
     def __init__(self, faults: FaultTolerance, *, replicas: int) -> None:
         """A stage of several `replicas` fails as often as all of them together."""
@@ -84,14 +87,6 @@ class CheckpointInterval:
         self._steps_s.append(seconds)
         self._received_bytes.append(received_bytes)
         self._objects = objects
-
-    def estimate_checkpoint(self, seconds: float) -> None:
-        """Set the time that a checkpoint may take, as long as this worker has written none."""
-        self.checkpoint_s = seconds
-
-    def record_checkpoint(self, seconds: float) -> None:
-        """Record the time in which a checkpoint was written."""
-        self.checkpoint_s = seconds
 
     def begin_checkpoint(self) -> None:
         """From now on, costs are those of another checkpoint."""
@@ -312,7 +307,7 @@ class CheckpointManager:
         written = self._checkpoints.write_files(self._spec.stage, done, state, writer=writer, part=part)
         submit(lambda: self._checkpoints.publish(written))
         self._saved_step = done
-        self._interval.record_checkpoint(time.monotonic() - began_s)
+        self._interval.checkpoint_s = time.monotonic() - began_s
 
     def _adopt_messages(self, messages_of: Callable[[int], StepMessages]) -> None:
         prefix = self._keys.messages(self._spec.worker)

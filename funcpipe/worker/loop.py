@@ -2,10 +2,8 @@
 
 import contextlib
 import logging
-import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -63,8 +61,6 @@ class Worker:
     successor: Successor
     peers: PeerRecovery
     renewal: Renewal
-    cancel: threading.Event
-    clock: Callable[[], float]
     validator: Validator | None = None
 
     @property
@@ -107,7 +103,7 @@ class Worker:
             after_beat=self._after_beat,
             grace_s=self.limits.grace_s,
             heartbeat_s=self.spec.faults.heartbeat_s,
-            cancel=self.cancel,
+            cancel=self.runner.cancel,
         )
         try:
             loader = self.runner.loader or contextlib.nullcontext()
@@ -270,7 +266,7 @@ class Worker:
             spent_usd=self.progress.function_usd,
             run_usd=self.progress.run_usd,
             run_s=self.progress.run_s,
-            sent_at_s=self.clock(),
+            sent_at_s=self.runner.clock(),
             saved_step=self.checkpoints.newest_step,
             busy=self.runner.lanes.busy(),
             instructions=instruction_set(),

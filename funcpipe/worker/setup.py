@@ -11,14 +11,12 @@ from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
 from funcpipe.core import WorkerSpec
 from funcpipe.core.run_key import RunKey
-from funcpipe.model.split import StageModule
 from funcpipe.platforms.base import Invoked, OpenPlatform, Storage
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import FencedStorage, Lease
 from funcpipe.runstate.renewal import Renewal
 from funcpipe.scheduler.execute import lane_threads
 from funcpipe.training.computation import Computation
-from funcpipe.training.evaluation import StageEvaluation
 from funcpipe.training.loading import Loader
 from funcpipe.training.stage_job import StageJob, load_bundle
 from funcpipe.worker.actions import Actions
@@ -30,7 +28,7 @@ from funcpipe.worker.peer_recovery import PeerRecovery
 from funcpipe.worker.progress import TimeAccount, WorkerProgress
 from funcpipe.worker.step_graph import StepGraphs
 from funcpipe.worker.step_runner import LaneMonitor, StepReporter, StepRunner
-from funcpipe.worker.validation import BatchRunner, Validator
+from funcpipe.worker.validation import Validator
 
 _log = logging.getLogger(__name__)
 
@@ -68,12 +66,17 @@ def load_worker(
     progress = WorkerProgress(spec, invoked, steps=spec.epochs * batches.steps_per_epoch)
     budget = progress.budget
     interval = CheckpointInterval(spec.faults, replicas=spec.plan.replicas)
-    interval.estimate_checkpoint(loaded_s)
-    cancel = threading.Event()
-    channel = _channel(spec, fenced, keys, cancel)
+    interval.checkpoint_s = loaded_s
     loader = job.loader(stage, spec, storage, keys.data, invoked.meter)
-    runner = _runner(spec, job, job.computation(stage, spec), loader, fenced, channel, cancel, clock)
-    open_loader = functools.cache(partial(job.evaluation_loader, spec, storage, keys.data, invoked.meter))
+    runner = _runner(spec, job, job.computation(stage, spec), loader, fenced, clock)
+    validator = None
+    if job.evaluation is not None:
+        validator = Validator(
+            *(job.evaluation, fenced, _channel(spec, fenced, keys, runner.cancel), runner),
+            trained=stage,
+            open_loader=functools.cache(partial(job.evaluation_loader, spec, storage, keys.data, invoked.meter)),
+            record=progress.record_messages,
+        )
     checkpoints = CheckpointManager(
         spec, fenced, keys, lease=lease, computation=runner.computation, interval=interval, steps=progress.steps
     )
@@ -94,43 +97,7 @@ def load_worker(
         successor=successor,
         peers=PeerRecovery(spec, fenced, keys, open_platform),
         renewal=Renewal(fenced, spec.run, keys=keys, renewed=progress.record_renewal),
-        validator=_validator(spec, job.evaluation, stage, fenced, runner, progress, open_loader),
-        cancel=cancel,
-        clock=clock,
-    )
-
-
-def _validator(
-    spec: WorkerSpec,
-    evaluation: StageEvaluation | None,
-    stage: StageModule,
-    fenced: Storage,
-    runner: StepRunner,
-    progress: WorkerProgress,
-    open_loader: Callable[[], Loader | None],
-) -> Validator | None:
-    if evaluation is None:
-        return None
-    batches = BatchRunner(
-        spec,
-        evaluation,
-        fenced,
-        _channel(spec, fenced, Keys.of(spec), runner.cancel),
-        trained=stage,
-        lanes=runner.lanes,
-        threads=runner.threads,
-        cancel=runner.cancel,
-        record=progress.record_messages,
-        clock=runner.clock,
-    )
-    return Validator(
-        spec,
-        evaluation,
-        fenced,
-        batches,
-        open_loader=open_loader,
-        lanes=runner.lanes,
-        cancel=runner.cancel,
+        validator=validator,
     )
 
 
@@ -156,11 +123,10 @@ def _runner(
     computation: Computation,
     loader: Loader | None,
     fenced: Storage,
-    channel: Channel,
-    cancel: threading.Event,
     clock: Callable[[], float],
 ) -> StepRunner:
-    keys = Keys.of(spec)
+    keys, cancel = Keys.of(spec), threading.Event()
+    channel = _channel(spec, fenced, keys, cancel)
     return StepRunner(
         spec=spec,
         graphs=StepGraphs(

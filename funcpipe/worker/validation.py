@@ -11,15 +11,13 @@ replica of the last stage has not measured.
 
 import contextlib
 import logging
-import threading
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 
 from torch import Tensor
 
 from funcpipe.comm.channel import Channel
-from funcpipe.core import CountsByKind, Outcome, ValidationReport, WorkerSpec, worker_name
+from funcpipe.core import CountsByKind, Outcome, ValidationReport, worker_name
 from funcpipe.core.backoff import Backoff
 from funcpipe.core.validation import LOSS, is_due, next_report
 from funcpipe.errors import Cancelled, DeadlineExceeded, KeyMissing
@@ -39,39 +37,30 @@ from funcpipe.training.metrics import Part
 from funcpipe.training.passes import Batch
 from funcpipe.training.state import StageState
 from funcpipe.worker.step_graph import message_counts
-from funcpipe.worker.step_runner import LaneMonitor
+from funcpipe.worker.step_runner import StepRunner
 
 OPEN_TRANSFERS = 4
 """The number of uploads, and of downloads, that may be open at once."""
 
 
 class BatchRunner:
-    """Runs a batch in eval mode for a worker; `trained` is its stage in training."""
+    """Runs a batch in eval mode for a worker, on the lanes on which `steps` runs its steps of training."""
 
     def __init__(
         self,
-        spec: WorkerSpec,
         evaluation: StageEvaluation,
         storage: Storage,
         channel: Channel,
-        *,
-        trained: StageModule,
-        lanes: LaneMonitor,
-        threads: ThreadPoolExecutor,
-        cancel: threading.Event,
+        steps: StepRunner,
         record: Callable[[CountsByKind, CountsByKind], None],
-        clock: Callable[[], float] = time.time,
     ) -> None:
         """Call `record` with this worker's, and all others', storage requests for messages."""
-        self._spec = spec
+        spec = self._spec = steps.spec
         self._keys = ValidationKeys.of(spec)
         self._storage = storage
         self._channel = channel
-        self._lanes = lanes
-        self._threads = threads
-        self._cancel = cancel
+        self._steps = steps
         self._record = record
-        self._clock = clock
         self._routes = evaluation.routes
         self._names = {(r.producer, part): r.tensors for part, r in evaluation.routes.numbered_activations()}
         self._made: dict[int, tuple[Graph, CountsByKind, CountsByKind]] = {}
@@ -83,7 +72,6 @@ class BatchRunner:
             seed=spec.seed,
             keep_outputs=evaluation.keep_outputs,
         )
-        self.trained = trained
 
     def adopt(self, prefix: str) -> None:
         """Leave the messages below `prefix` as they are: earlier attempts have put them."""
@@ -101,12 +89,12 @@ class BatchRunner:
         }
         execute(
             graph,
-            self._lanes.watched(lambda task: actions[task.kind](task)),
+            self._steps.lanes.watched(lambda task: actions[task.kind](task)),
             step=step,
-            cancel=self._cancel,
-            threads=self._threads,
+            cancel=self._steps.cancel,
+            threads=self._steps.threads,
             open_requests=OPEN_TRANSFERS,
-            clock=self._clock,
+            clock=self._steps.clock,
         )
         self._record(own, others)
         return self._evaluation
@@ -171,27 +159,30 @@ class _Left(Exception):
 
 
 class Validator:
-    """The validations of one worker. `open_loader` gives what loads its micro-batches, if its stage reads data."""
+    """The validations of one worker, whose steps `steps` runs, with its stage in training, `trained`.
+
+    `open_loader` gives what loads its micro-batches, if its stage reads data. `record` is called as by a BatchRunner.
+    """
 
     def __init__(
         self,
-        spec: WorkerSpec,
         evaluation: StageEvaluation,
         storage: Storage,
-        runner: BatchRunner,
+        channel: Channel,
+        steps: StepRunner,
         *,
+        trained: StageModule,
         open_loader: Callable[[], Loader | None],
-        lanes: LaneMonitor,
-        cancel: threading.Event,
+        record: Callable[[CountsByKind, CountsByKind], None],
     ) -> None:
-        self._spec = spec
+        spec = self._spec = steps.spec
         self._evaluation = evaluation
         self._storage = storage
         self._keys = ValidationKeys.of(spec)
-        self._runner = runner
+        self._steps = steps
+        self._runner = BatchRunner(evaluation, storage, channel, steps, record)
+        self._trained = trained
         self._open_loader = open_loader
-        self._lanes = lanes
-        self._cancel = cancel
         self._last = len(spec.plan.stages) - 1
         self._parts: dict[str, Part] = {}
         self._batches = evaluation.batches(spec.plan).epoch(0)
@@ -245,7 +236,7 @@ class Validator:
         self._runner.adopt(self._keys.batch_messages(spec.worker))
         _log.info("validates after step %d, from batch %d of %d", step, first, len(self._batches))
         loader = self._open_loader()
-        with evaluating(self._evaluation, self._runner.trained), loader or contextlib.nullcontext():
+        with evaluating(self._evaluation, self._trained), loader or contextlib.nullcontext():
             for batch in self._batches[first:]:
                 self._raise_if_ended(leave, self._batch_s, self._batch_s * (len(self._batches) - batch.number))
                 began_s = time.monotonic()
@@ -314,7 +305,7 @@ class Validator:
             self._wait(step, key, leave)
             return TaskResult()
 
-        self._lanes.watched(wait)(get)
+        self._steps.lanes.watched(wait)(get)
 
     def _wait(self, step: int, key: str, leave: Leave) -> None:
         seen, tries, deadline_s = -1, 0, self._spec.message_deadline_s
@@ -330,12 +321,12 @@ class Validator:
                     raise DeadlineExceeded(f"{key} has not come, and no batch was measured within {deadline_s:g} s")
                 seen, until_s = parts, time.monotonic() + deadline_s
             tries += 1
-            self._storage.wait(key, 1.0 if self._storage.watches else _PAUSES.pause_s(tries), self._cancel)
-            if self._cancel.is_set():
+            self._storage.wait(key, 1.0 if self._storage.watches else _PAUSES.pause_s(tries), self._steps.cancel)
+            if self._steps.cancel.is_set():
                 raise Cancelled(f"stopped waiting for {key}")
 
     def _raise_if_ended(self, leave: Leave, batch_s: float, left_s: float) -> None:
-        if self._cancel.is_set():
+        if self._steps.cancel.is_set():
             raise Cancelled("stopped from outside")
         outcome = leave(batch_s, left_s)
         if outcome is not None:

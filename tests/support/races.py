@@ -21,7 +21,7 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import FencedStorage, Lease
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.state import StageState
-from funcpipe.worker.attempt import ExitReporter
+from funcpipe.worker.attempt import Attempt
 from funcpipe.worker.checkpoint_manager import CheckpointManager
 from funcpipe.worker.hand_over import Successor, await_predecessor
 from funcpipe.worker.heartbeat import HaltOrders
@@ -184,7 +184,7 @@ class Function:
             done += 1
             manager.after_step(done, lambda work: work())
         if self.reports:
-            reporter = ExitReporter(spec, own, lease, Invoked(), clock=lambda: 0.0)
+            reporter = Attempt(spec, own, lease, Invoked(), lambda: 0.0)
             reporter.report(Outcome.FINISHED, None)
         return f"finished {done}"
 
@@ -263,7 +263,7 @@ class Failing:
         spec, storage = spec_of(FIRST, self.attempt), signed_for_tests(actor.storage)
         lease = self.lease(storage, KEYS, spec.worker, self.attempt, fresh_s=FRESH_S, clock=actor.clock)
         lease.take()
-        reporter = ExitReporter(spec, storage, lease, Invoked(), clock=lambda: 0.0)
+        reporter = Attempt(spec, storage, lease, Invoked(), lambda: 0.0)
         reporter.report(Outcome.FAILED, ValueError("the loss fails"))
         return "ended the run"
 

@@ -38,7 +38,7 @@ def test_stages_save_at_steps_that_coincide(
     interval = CheckpointInterval(FaultTolerance(failure_interval_s=failure_interval_s), replicas=replicas)
     assert interval.steps() == 1
     interval.record_step(step_s, received)
-    interval.record_checkpoint(checkpoint_s)
+    interval.checkpoint_s = checkpoint_s
     every = interval.steps()
     assert every & (every - 1) == 0
     assert every * received <= 2 * FaultTolerance().retained_bytes or every == 1
@@ -65,7 +65,7 @@ def test_few_objects_are_kept_as_far_as_checkpoints_stay_cheap(
     objects: int, checkpoint_s: float, expected: int
 ) -> None:
     interval = CheckpointInterval(FaultTolerance(failure_interval_s=1e12), replicas=1)
-    interval.estimate_checkpoint(1000.0)
+    interval.checkpoint_s = 1000.0
     interval.record_step(1.0, 1, objects)
     few = interval.steps()
     assert few == 1 or (few + LATE_STEPS) * objects <= FaultTolerance().retained_objects < (2 * few + 4) * objects
@@ -81,14 +81,14 @@ def test_failures_and_bytes_shorten_the_interval_further() -> None:
     for faults in (FaultTolerance(failure_interval_s=10.0), FaultTolerance(retained_bytes=1000)):
         interval = CheckpointInterval(faults, replicas=1)
         interval.record_step(1.0, 250, 1)
-        interval.record_checkpoint(1.0)
+        interval.checkpoint_s = 1.0
         assert interval.steps() == 4
 
 
 @pytest.mark.parametrize("slow", [0, 1, 2])
 def test_one_slow_checkpoint_changes_nothing(slow: int) -> None:
     interval = CheckpointInterval(FaultTolerance(), replicas=1)
-    interval.estimate_checkpoint(1.0)
+    interval.checkpoint_s = 1.0
     interval.record_step(1.0, 1, 6)
     for number in range(3):
         interval.begin_checkpoint()
@@ -100,7 +100,7 @@ def test_a_function_that_must_leave_in_time_reckons_with_its_last_write() -> Non
     interval = CheckpointInterval(FaultTolerance(), replicas=1)
     for written_s in (0.01, 60.0):
         interval.begin_checkpoint()
-        interval.record_checkpoint(written_s)
+        interval.checkpoint_s = written_s
     assert interval.checkpoint_s == 60.0
 
 
@@ -108,13 +108,13 @@ def test_all_that_a_checkpoint_costs_makes_the_interval_longer() -> None:
     """The write alone would allow a checkpoint every 8 steps; the worker that does not write pays for the rest too."""
     writer, other = (CheckpointInterval(FaultTolerance(), replicas=2) for _ in range(2))
     for interval in (writer, other):
-        interval.estimate_checkpoint(1.0)
+        interval.checkpoint_s = 1.0
         interval.record_step(0.1, 1, 6)
         interval.record_cost(100.0)  # of no checkpoint
     for _ in range(2):
         for interval in (writer, other):
             interval.begin_checkpoint()
-        writer.record_checkpoint(0.01)
+        writer.checkpoint_s = 0.01
         writer.record_cost(0.01)
     assert (writer.steps(), other.steps()) == (8, 8)
     for _ in range(3):

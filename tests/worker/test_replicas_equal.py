@@ -106,7 +106,7 @@ def train(
         except Exception as error:
             if not isinstance(error.__cause__, Killed):
                 for other in made:
-                    other.cancel.set()
+                    other.runner.cancel.set()
                 raise
             return run(dataclasses.replace(spec, attempt=1))
         return worker

@@ -186,7 +186,7 @@ class _JobCosts:
         )
         each_bytes = received_bytes * micro_batches / self._plan.replicas
         interval.record_step(self._step_s, round(each_bytes), math.ceil(self._iteration.puts / workers))
-        interval.estimate_checkpoint(self._save_s)
+        interval.checkpoint_s = self._save_s
         for _ in range(2):
             interval.begin_checkpoint()
             interval.record_cost(self._save_s)
