@@ -25,7 +25,7 @@ class Size(NamedTuple):
 ROOMS = {
     "analysis": Size(350, 5, 17),
     "api": Size(272, 4, 4),
-    "cli": Size(1993, 12, 105),
+    "cli": Size(1947, 12, 105),
     "client": Size(4507, 47, 184),
     "comm": Size(1064, 21, 45),
     "core": Size(3067, 119, 204),
@@ -39,7 +39,7 @@ ROOMS = {
     "profiler": Size(821, 9, 39),
     "runstate": Size(2310, 36, 123),
     "scheduler": Size(1221, 26, 43),
-    "show": Size(1356, 9, 74),
+    "show": Size(1357, 9, 74),
     "testing": Size(723, 18, 21),
     "training": Size(4496, 87, 187),
     "worker": Size(2201, 37, 47),

@@ -4,10 +4,11 @@ import dataclasses
 import importlib
 import json
 import re
-from collections.abc import Callable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from funcpipe import show as render
 from funcpipe.cli.files import write_file
@@ -26,69 +27,53 @@ from funcpipe.platforms.shared.package import read_requirements
 _SKY = "sky"
 
 
-class Cloud(Protocol):
-    """The operations of a cloud that the verbs need; `spec` is its specification."""
+class Cloud(ABC):
+    """A cloud that functions are deployed on. Its platform has modules for its account and for deployments."""
 
+    name: str
     spec: str
 
+    def deployer(self, options: Options) -> Any:
+        """Return what sets up, removes and reads the logs of deployments."""
+        modules = [
+            importlib.import_module(f"funcpipe.platforms.{self.name}.{part}") for part in ("account", "deployment")
+        ]
+        return modules[1].Deployer(modules[0].Account(region=options.region), say=say)
+
+    def logs(self, options: Options, since_s: float) -> Iterator[str]:
+        """The lines that functions and builds have written since a time."""
+        yield from self.deployer(options).logs(options.name, since_s=since_s, containing=options.containing)
+
+    @abstractmethod
+    def package(self, options: Options) -> Any:
+        """The contents of the image."""
+
+    @abstractmethod
+    def shape(self, options: Options) -> Any:
+        """The functions and their surroundings. Raises InputError."""
+
+    @abstractmethod
     def template(self, options: Options) -> str:
         """The deployment's form of record."""
 
     def deployer_policy(self, options: Options) -> str:
-        """The rights that deploying needs, as JSON."""
-
-    def deploy(self, options: Options) -> Any:
-        """Create or update it; return what exists, a dataclass with `keeping_text`."""
-
-    def destroy(self, options: Options) -> None:
-        """Remove it."""
-
-    def logs(self, options: Options, since_s: float) -> Iterator[str]:
-        """The lines that functions and builds have written since a time."""
+        """The rights that deploying needs, as JSON; raises InputError where no policy is kept."""
+        raise InputError(f"--print-deployer-policy is for aws only; docs/{self.name}.md says what is needed here")
 
 
-class Aws:
+class Aws(Cloud):
     """AWS Lambda, S3, CloudFormation."""
 
-    spec = "aws-lambda"
+    name, spec = "aws", "aws-lambda"
 
-    def template(self, options: Options) -> str:
-        """The template of CloudFormation."""
-        from funcpipe.platforms.aws.template import template_text
-
-        return template_text(self._shape(options))
-
-    def deployer_policy(self, options: Options) -> str:
-        """A policy of IAM."""
-        from funcpipe.platforms.aws.account import Account
-        from funcpipe.platforms.aws.resources import deployer_policy
-
-        where = Account(region=options.region)
-        made = deployer_policy(options.name, region=where.region, account=options.account, partition=where.partition)
-        return json.dumps(made, indent=1)
-
-    def deploy(self, options: Options) -> Any:
-        """Create or update the stack."""
+    def package(self, options: Options) -> Any:
+        """The contents of the image."""
         from funcpipe.platforms.aws.deployment import lambda_package
 
-        package = lambda_package(read_requirements(options.requirements), options.base_image)
-        return self._deployer(options).deploy(self._shape(options), package)
+        return lambda_package(read_requirements(options.requirements), options.base_image)
 
-    def destroy(self, options: Options) -> None:
-        """Remove the stack."""
-        self._deployer(options).destroy(options.name)
-
-    def logs(self, options: Options, since_s: float) -> Iterator[str]:
-        """The lines of the log group."""
-        yield from self._deployer(options).logs(options.name, since_s=since_s, containing=options.containing)
-
-    def _deployer(self, options: Options) -> Any:
-        from funcpipe.platforms.aws.account import Account
-        from funcpipe.platforms.aws.deployment import Deployer
-
-        return Deployer(Account(region=options.region), say=say)
-
-    def _shape(self, options: Options) -> Any:
+    def shape(self, options: Options) -> Any:
+        """The functions and their surroundings. Raises InputError."""
         from funcpipe.platforms.aws.resources import ARCHITECTURE, check_processors
         from funcpipe.platforms.aws.template import Shape
 
@@ -99,61 +84,37 @@ class Aws:
             if not re.fullmatch(r"\d+(MB)?", size, re.ASCII):
                 raise InputError(f"a size on AWS is its memory, such as 2048MB, got {size!r}")
         memory = tuple(sorted({int(size.removesuffix("MB")) for size in sizes}))
-        data = tuple(map(data_bucket, options.data_bucket))
-        return Shape(
-            name=options.name,
-            memory_mb=memory,
-            watchdog=not options.no_watchdog,
-            data=data,
-            keep_days=options.keep_days,
-        )
-
-
-class Aliyun:
-    """Alibaba Function Compute and OSS."""
-
-    spec = "aliyun-fc"
+        return Shape(memory_mb=memory, **_shared(options))
 
     def template(self, options: Options) -> str:
-        """The template of Serverless Devs; the account's number comes from the environment when it is used."""
-        from funcpipe.platforms.aliyun.account import bucket_name, role_name, storage_url
-        from funcpipe.platforms.aliyun.template import container_package, tool_template
+        """The template of CloudFormation."""
+        from funcpipe.platforms.aws.template import template_text
 
-        shape = self._shape(options)
-        package = container_package(read_requirements(options.requirements), options.base_image)
-        account = "${env('ALIBABA_CLOUD_ACCOUNT_ID')}"
-        region = options.region or "${env('ALIBABA_CLOUD_REGION')}"
-        role = f"acs:ram::{account}:role/{role_name(options.name, region)}"
-        storage = storage_url(bucket_name(options.name, account, region), region, internal=True)
-        image = f"{shape.repository}:{package.digest}"
-        return tool_template(shape, region=region, image=image, role=role, storage=storage)
+        return template_text(self.shape(options))
 
     def deployer_policy(self, options: Options) -> str:
-        """Raise InputError: no policy is kept."""
-        raise InputError("--print-deployer-policy is for aws only; docs/aliyun.md says what is needed here")
+        """A policy of IAM."""
+        from funcpipe.platforms.aws.account import Account
+        from funcpipe.platforms.aws.resources import deployer_policy
 
-    def deploy(self, options: Options) -> Any:
-        """Create or update bucket, log project, role, image and functions."""
+        where = Account(region=options.region)
+        made = deployer_policy(options.name, region=where.region, account=options.account, partition=where.partition)
+        return json.dumps(made, indent=1)
+
+
+class Aliyun(Cloud):
+    """Alibaba Function Compute and OSS."""
+
+    name, spec = "aliyun", "aliyun-fc"
+
+    def package(self, options: Options) -> Any:
+        """The contents of the image."""
         from funcpipe.platforms.aliyun.template import container_package
 
-        package = container_package(read_requirements(options.requirements), options.base_image)
-        return self._deployer(options).deploy(self._shape(options), package)
+        return container_package(read_requirements(options.requirements), options.base_image)
 
-    def destroy(self, options: Options) -> None:
-        """Remove them."""
-        self._deployer(options).destroy(options.name)
-
-    def logs(self, options: Options, since_s: float) -> Iterator[str]:
-        """The states of tasks."""
-        yield from self._deployer(options).logs(options.name, since_s=since_s, containing=options.containing)
-
-    def _deployer(self, options: Options) -> Any:
-        from funcpipe.platforms.aliyun.account import Account
-        from funcpipe.platforms.aliyun.deployment import Deployer
-
-        return Deployer(Account(region=options.region), say=say)
-
-    def _shape(self, options: Options) -> Any:
+    def shape(self, options: Options) -> Any:
+        """The functions and their surroundings. Raises InputError."""
         from funcpipe.platforms.aliyun.account import check_registry
         from funcpipe.platforms.aliyun.template import shape_of
 
@@ -164,22 +125,39 @@ class Aliyun:
             )
         if options.region:
             check_registry(options.repository, options.region, options.registry_instance)
-        spec = load_spec(options.spec or self.spec)
-        sizes, watchdog = _sizes(options), not options.no_watchdog
-        data = tuple(map(data_bucket, options.data_bucket))
         return shape_of(
-            spec,
-            name=options.name,
-            sizes=sizes,
+            load_spec(options.spec or self.spec),
+            sizes=_sizes(options),
             repository=options.repository,
-            watchdog=watchdog,
-            data=data,
-            keep_days=options.keep_days,
             registry_instance=options.registry_instance,
+            **_shared(options),
         )
 
+    def template(self, options: Options) -> str:
+        """The template of Serverless Devs; the account's number comes from the environment when it is used."""
+        from funcpipe.platforms.aliyun.account import bucket_name, role_name, storage_url
+        from funcpipe.platforms.aliyun.template import tool_template
 
-CLOUDS: dict[str, Callable[[], Cloud]] = {"aws": Aws, "aliyun": Aliyun}
+        shape, package = self.shape(options), self.package(options)
+        account = "${env('ALIBABA_CLOUD_ACCOUNT_ID')}"
+        region = options.region or "${env('ALIBABA_CLOUD_REGION')}"
+        role = f"acs:ram::{account}:role/{role_name(options.name, region)}"
+        storage = storage_url(bucket_name(options.name, account, region), region, internal=True)
+        image = f"{shape.repository}:{package.digest}"
+        return tool_template(shape, region=region, image=image, role=role, storage=storage)
+
+
+CLOUDS: dict[str, type[Cloud]] = {"aws": Aws, "aliyun": Aliyun}
+
+
+def _shared(options: Options) -> dict[str, Any]:
+    """What deployments on all clouds take."""
+    return {
+        "name": options.name,
+        "watchdog": not options.no_watchdog,
+        "data": tuple(map(data_bucket, options.data_bucket)),
+        "keep_days": options.keep_days,
+    }
 
 
 def deployment() -> list[Option]:
@@ -264,7 +242,8 @@ def deploy(options: Options) -> None:
         text = cloud.template(options)
         write_file(lambda path: Path(path).write_text(text, encoding="utf-8"), options.template_only)
         return
-    found = cloud.deploy(options)
+    package = cloud.package(options)
+    found = cloud.deployer(options).deploy(cloud.shape(options), package)
     prices = load_spec(f"{cloud.spec}?region={found.region}")
     fields = {**dataclasses.asdict(found), "keeping": found.keeping_text(prices)}
     lines = [f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in fields.items()]
@@ -278,7 +257,7 @@ def deploy(options: Options) -> None:
 )
 def destroy(options: Options) -> None:
     """Remove a deployment with all it holds."""
-    cloud_of(options.cloud).destroy(options)
+    cloud_of(options.cloud).deployer(options).destroy(options.name)
 
 
 def cloud_of(name: str) -> Cloud:

@@ -16,10 +16,7 @@ from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import LOCAL, is_ray, load_spec, with_region
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from funcpipe.api import FuncPipe
-    from funcpipe.neighbours.history.learned import ObservedIteration
 
 
 def ask(options: Options, lines: Sequence[str]) -> None:
@@ -64,8 +61,8 @@ def dry_run(options: Options, plan: Plan, pipe: "FuncPipe", validation: Validati
         data, epochs=options.epochs, platform=functions, plan=plan, prices=prices, validation=validation
     )
     (observed,) = observed_here([plan], _place(options, plan))
-    draw = partial(_estimated, found, options.max_usd, observed)
-    render.show(options.json, with_observed(to_text(found), observed), draw)
+    draws = partial(render.job_estimate, found, options.max_usd), partial(render.observed, observed)
+    render.show(options.json, with_observed(to_text(found), observed), *draws)
 
 
 def _place(options: Options, plan: Plan) -> str:
@@ -73,11 +70,3 @@ def _place(options: Options, plan: Plan) -> str:
     if options.platform in (None, LOCAL):
         return local_place(load_spec(options.like).name if options.like else LOCAL)
     return options.platform.partition("://")[0] if is_ray(options.platform) else plan.platform
-
-
-def _estimated(
-    found: JobEstimate, max_usd: float | None, observed: "Sequence[ObservedIteration]", console: "Console"
-) -> None:
-    """The job as modelled, and an iteration of it as observed here."""
-    render.job_estimate(found, max_usd, console)
-    render.observed(observed, console)

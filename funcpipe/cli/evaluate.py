@@ -4,27 +4,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from funcpipe import show as render
+from funcpipe.cli import training
 from funcpipe.cli.factories import load_data
 from funcpipe.cli.files import write_file
 from funcpipe.cli.options import Option, Options, group, option, verb
-from funcpipe.cli.training import (
-    DATA,
-    MODEL,
-    blocks,
-    check_code,
-    data,
-    fault_options,
-    limits,
-    load_torch,
-    loss,
-    metrics,
-    metrics_of,
-    pipe_of,
-    precision,
-    run_of,
-    run_platform,
-    seed,
-)
 from funcpipe.core import Plan, read
 
 if TYPE_CHECKING:
@@ -36,22 +19,22 @@ def _plan_and_data(key: str) -> list[Option]:
     return group(
         "plan and data",
         option("--plan FILE", "plan written by `funcpipe optimize`", needed=True, key="plan.file", reads=True),
-        data(DATA, key=key),
+        training.data(training.DATA, key=key),
         option("--weights FILE", weights, reads=True),
-        blocks(),
+        training.blocks(),
     )
 
 
 def _how() -> list[Option]:
     return [
-        seed("the model, where no weights are given"),
-        precision(None),
-        *run_platform(),
+        training.seed("the model, where no weights are given"),
+        training.precision(None),
+        *training.run_platform(),
         option("--run NAME", "name of the run (default: a random one)", to="name"),
-        *fault_options(),
+        *training.fault_options(),
         *group(
             "limits",
-            limits(),
+            training.limits(),
             option("--yes", "start though a limit is expected to be reached before the last sample"),
         ),
     ]
@@ -60,15 +43,15 @@ def _how() -> list[Option]:
 @verb(
     "funcpipe evaluate funcpipe.examples.spirals:model --plan plan.json \\\n"
     "    --data funcpipe.examples.spirals:train_data --weights spirals.pt",
-    MODEL,
+    training.MODEL,
     _plan_and_data("data.validation"),
-    group("evaluation", loss(), metrics()),
+    group("evaluation", training.loss(), training.metrics()),
     _how(),
 )
 def evaluate(options: Options) -> None:
     """Measure a model in eval mode."""
     pipe, settings = _pipe(options)
-    found = pipe.evaluate(load_data(options.data), metrics=metrics_of(options), **settings)
+    found = pipe.evaluate(load_data(options.data), metrics=training.metrics_of(options), **settings)
     values = {"loss": found.loss, **found.metrics}
     summary = {"run": found.run, "samples": found.samples, **values, "cost_usd": found.bill.cost_usd}
     render.show(options.json, render.as_json(summary), partial(render.evaluation, found))
@@ -77,7 +60,7 @@ def evaluate(options: Options) -> None:
 @verb(
     "funcpipe predict funcpipe.examples.spirals:model --plan plan.json \\\n"
     "    --data funcpipe.examples.spirals:train_data --weights spirals.pt -o outputs.safetensors",
-    MODEL,
+    training.MODEL,
     _plan_and_data(""),
     group(
         "evaluation",
@@ -100,7 +83,7 @@ def predict(options: Options) -> None:
 def _pipe(options: Options) -> "tuple[FuncPipe, dict[str, Any]]":
     """The model, and the common arguments of `evaluate` and `predict`."""
     plan = read(Plan, options.plan)
-    check_code(options)
-    load_torch(options.platform)
-    settings = {**run_of(options), "plan": plan}
-    return pipe_of(options, precision=options.precision or plan.precision), settings
+    training.check_code(options)
+    training.load_torch(options.platform)
+    settings = {**training.run_of(options), "plan": plan}
+    return training.pipe_of(options, precision=options.precision or plan.precision), settings

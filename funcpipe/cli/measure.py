@@ -5,10 +5,10 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from funcpipe import show as render
+from funcpipe.cli import training
 from funcpipe.cli.factories import check_names, load_data, make_sample
 from funcpipe.cli.files import write_file
 from funcpipe.cli.options import FACTORY, Choice, Option, Options, argument, group, option, positive, verb, whole
-from funcpipe.cli.training import MODEL, blocks, pipe_of, precision, teachers
 from funcpipe.core import PlatformSpec, to_text, write
 from funcpipe.errors import InputError
 from funcpipe.partitioner import PROFILED_LAYERS
@@ -42,7 +42,7 @@ _MEASURING = (
 @verb(
     "funcpipe profile funcpipe.examples.spirals:model --sample funcpipe.examples.spirals:sample \\\n"
     "    --micro-batch 16 --platform local -o profile.json",
-    MODEL,
+    training.MODEL,
     group(
         "model",
         option(
@@ -57,9 +57,9 @@ _MEASURING = (
         option("--micro-batch N", "samples per micro-batch", whole(), 4),
         option("--repeats N", "how many times to time each layer", whole(), 5),
         option("--layers N", "fold light layers until N are left", whole(), PROFILED_LAYERS),
-        blocks(),
-        teachers(),
-        precision("fp32"),
+        training.blocks(),
+        training.teachers(),
+        training.precision("fp32"),
     ),
     group(
         "platform",
@@ -92,7 +92,7 @@ def profile(options: Options) -> None:
     like = load_spec(options.like) if options.like else None
     if options.on is None and (options.like or options.max_usd is not None):
         raise InputError("--like and --max-usd apply to functions; say where they run: --on local")
-    pipe = pipe_of(options, loss_fn=_no_loss, optimizer=_no_optimizer)
+    pipe = training.pipe_of(options, loss_fn=_no_loss, optimizer=_no_optimizer)
     sample = make_sample(options.sample)
     with _open_site(options.on, like) as site, render.profiling(quiet=options.quiet) as progress:
         measured = pipe.profile(

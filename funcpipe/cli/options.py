@@ -146,24 +146,18 @@ class Declared(click.Parameter):
             return self.key or ""
         return f"{table}.{self.opts[-1].removeprefix('--')}"
 
-    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
-        """The row of the help page, with the default if there is one."""
-        text, default = getattr(self, "help", None) or "", self.default
-        first = ", ".join(self.opts) if isinstance(self, Option) else ""
-        names = " ".join(filter(None, [first, "" if self._is_flag else self.make_metavar(ctx)]))
-        if "(default:" in text or self._is_flag or self.required or default in (None, (), "") or not first:
-            return names, text
-        if not isinstance(default, str | int | float):  # click's own mark of an option without a default
-            return names, text
-        return names, f"{text} (default: {f'{default:g}' if isinstance(default, float) else default})"
-
-    @property
-    def _is_flag(self) -> bool:
-        return isinstance(self, Option) and (self.is_flag or self.count)
-
 
 class Option(Declared, click.Option):
     """An option."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """The row of the help page, with the default if there is one."""
+        names, text, default = ", ".join(self.opts), self.help or "", self.default
+        if self.is_flag or self.count:
+            return names, text
+        if isinstance(default, str | int | float) and not self.required and "(default:" not in text:
+            text = f"{text} (default: {f'{default:g}' if isinstance(default, float) else default})"
+        return f"{names} {self.make_metavar(ctx)}", text
 
 
 class Argument(Declared, click.Argument):
@@ -311,11 +305,7 @@ def _section(ctx: click.Context, formatter: click.HelpFormatter, title: str, par
 
 
 def verb(
-    example: str,
-    *params: Declared | Sequence[Option],
-    common: Sequence[str] = (),
-    table: str = "",
-    about: str = "",
+    example: str, *params: Declared | Sequence[Option], common: Sequence[str] = (), table: str = "", about: str = ""
 ) -> Callable[[Callable[[Options], int | None]], Verb]:
     """Make a verb of a function. `table` is that of the job file in which its options have keys."""
     declared = [one for each in params for one in ([each] if isinstance(each, Declared) else each)]

@@ -4,7 +4,6 @@ Each imports what it needs itself, so that planning loads neither torch nor a cl
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
@@ -47,10 +46,7 @@ from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import load_spec
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from funcpipe.core import Pins
-    from funcpipe.neighbours.history.learned import ObservedIteration
     from funcpipe.partitioner.alternatives import Planner
     from funcpipe.scheduler.simulator.disturbances import Disturbances, Worker
 
@@ -203,8 +199,8 @@ def optimize(options: Options) -> None:
 
             write_file(partial(write_page, Material(plan=plan, profile=measured, spec=spec)), options.report)
         (observed,) = observed_here([plan])
-        draw = partial(_planned, plan, options.output, observed)
-        render.show(options.json, with_observed(to_text(plan), observed), draw)
+        draws = partial(render.plan, plan, options.output), partial(render.observed, observed)
+        render.show(options.json, with_observed(to_text(plan), observed), *draws)
 
 
 def _check_combination(options: Options) -> None:
@@ -223,12 +219,6 @@ def _check_combination(options: Options) -> None:
         raise InputError("--report shows one plan: leave out --pareto and --what-if")
     if options.what_if and options.pareto:
         raise InputError("--what-if compares two plans; it cannot be combined with --pareto")
-
-
-def _planned(plan: Plan, path: str, observed: "Sequence[ObservedIteration]", console: "Console") -> None:
-    """The plan as modelled, and an iteration as observed here."""
-    render.plan(plan, path, console)
-    render.observed(observed, console)
 
 
 def _what_if(
@@ -291,10 +281,7 @@ def _pins(options: Options) -> "Pins":
 
 
 _PLAN = argument("PLAN", "plan written by `funcpipe optimize`", "plan", key="plan.file", reads=True)
-_MADE_FROM = (
-    option("--profile FILE", "take this profile", reads=True),
-    *planned_platform(from_file=False),
-)
+_MADE_FROM = (option("--profile FILE", "take this profile", reads=True), *planned_platform(from_file=False))
 _KNOWN = "plan: A plan knows the profile and the platform that it was made from, unless it was written by hand."
 
 

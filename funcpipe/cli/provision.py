@@ -1,11 +1,11 @@
 """The verbs provision compare and provision fit-loss, and the files of the first as other verbs read them."""
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from funcpipe import show as render
 from funcpipe.cli.files import write_file
@@ -30,11 +30,6 @@ from funcpipe.core.market import Market
 from funcpipe.core.provision import JobSpec, Provision
 from funcpipe.errors import FormatError, InputError
 from funcpipe.platforms.catalog import load_market, load_spec
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from funcpipe.neighbours.history.learned import ObservedIteration
 
 N = TypeVar("N", int, float)
 
@@ -61,8 +56,7 @@ N = TypeVar("N", int, float)
         planned_platform(),
         option("--market NAME|FILE", "the machines: aws, aliyun, or a file", None, "aws"),
         option(
-            "--gpu-speed GPU=VCPUS ...",
-            "this model of GPU computes like so many vCPUs, such as T4=40; may be repeated",
+            "--gpu-speed GPU=VCPUS ...", "this model of GPU computes like so many vCPUs, such as T4=40; may be repeated"
         ),
     ),
     group(
@@ -106,14 +100,8 @@ def compare(options: Options) -> None:
     plans = [(one.way, one.plan) for one in table.provisions if one.plan is not None]
     observed = observed_here([plan for _, plan in plans])
     found = {way: here for (way, _), here in zip(plans, observed, strict=True) if here}
-    render.show(options.json, with_observed(to_text(table), found), partial(_provisions, table, found))
-
-
-def _provisions(table: ProvisionTable, found: "Mapping[str, Sequence[ObservedIteration]]", console: "Console") -> None:
-    """All ways as modelled, and an iteration of those with a plan as observed here."""
-    render.provisions(table, console)
-    for way, observed in found.items():
-        render.observed(observed, console, prefix=f"{way}, ")
+    draws = [partial(render.observed, here, prefix=f"{way}, ") for way, here in found.items()]
+    render.show(options.json, with_observed(to_text(table), found), partial(render.provisions, table), *draws)
 
 
 @verb(

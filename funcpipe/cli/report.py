@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from funcpipe import show as render
@@ -18,13 +17,10 @@ from funcpipe.core import Plan, Source, read_trace, to_text, write_side_by_side
 from funcpipe.core.json_form import OBSERVED, to_plain
 from funcpipe.errors import InputError
 from funcpipe.neighbours.history.journal import History, history_file, read_all, read_history
-from funcpipe.neighbours.history.learned import Known, ObservedIteration, as_observed, errors, known
+from funcpipe.neighbours.history.learned import ObservedIteration, as_observed, errors, known
 from funcpipe.platforms.catalog import load_spec, open_storage
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from funcpipe.neighbours.history.hindsight import Hindsight
     from funcpipe.show.material import Material
 
 
@@ -153,14 +149,12 @@ def history(options: Options) -> None:
     best = {"jobs": len(counted), "best": sum(one.is_best for one in counted)}
     summary: dict[str, Any] = {"history": None if path is None else str(path), "known": found}
     summary |= {"chosen_way_best_in_hindsight": best, "hindsight": in_hindsight}
-    render.show(options.json, render.as_json(summary), partial(_history, found, in_hindsight, path))
-
-
-def _history(
-    found: "Sequence[Known]", in_hindsight: "Sequence[Hindsight]", path: Path | None, console: "Console"
-) -> None:
-    render.history(found, path, console)
-    render.hindsight(in_hindsight, console)
+    render.show(
+        options.json,
+        render.as_json(summary),
+        partial(render.history, found, path),
+        partial(render.hindsight, in_hindsight),
+    )
 
 
 def observed_here(plans: Sequence[Plan], ran_on: str | None = None) -> tuple[tuple[ObservedIteration, ...], ...]:

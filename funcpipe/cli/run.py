@@ -56,10 +56,7 @@ def stop(options: Options) -> None:
 
 
 @verb(
-    f"funcpipe run clean RUN {_WHERE}",
-    RUN,
-    storage(),
-    option("--take-over", "even if another command trains the run"),
+    f"funcpipe run clean RUN {_WHERE}", RUN, storage(), option("--take-over", "even if another command trains the run")
 )
 def clean(options: Options) -> None:
     """End a run's functions and delete all of its objects."""

@@ -4,24 +4,12 @@ from functools import partial
 from typing import Any
 
 from funcpipe import show as render
+from funcpipe.cli import training
 from funcpipe.cli.estimate import ask
 from funcpipe.cli.factories import load_data
 from funcpipe.cli.files import check_holds, check_model_file, free_model_file, write_somewhere
 from funcpipe.cli.options import Choice, Options, group, option, verb, whole
 from funcpipe.cli.provision import chosen_way
-from funcpipe.cli.training import (
-    MODEL,
-    blocks,
-    check_code,
-    data,
-    learning,
-    limits,
-    limits_of,
-    optimizer_of,
-    pipe_of,
-    precision,
-    seed,
-)
 from funcpipe.core import OptimizerKind
 from funcpipe.core.texts import time_text, usd_text
 from funcpipe.errors import InputError
@@ -31,7 +19,7 @@ from funcpipe.platforms.catalog import load_market
 @verb(
     "funcpipe provision train funcpipe.examples.spirals:model --provision provision.json --way spotdnn \\\n"
     "    --data funcpipe.examples.spirals:train_data --global-batch 64 --micro-batch 8 --epochs 6",
-    MODEL,
+    training.MODEL,
     group(
         "machines and data",
         option("--provision FILE", "what `funcpipe provision compare --json` has printed", needed=True, reads=True),
@@ -47,8 +35,8 @@ from funcpipe.platforms.catalog import load_market
             "--storage URL",
             "where the data and the server's state are kept, and what functions exchange, such as redis://host/0",
         ),
-        data("factory or URL of the dataset"),
-        blocks(),
+        training.data("factory or URL of the dataset"),
+        training.blocks(),
     ),
     group(
         "training",
@@ -61,16 +49,16 @@ from funcpipe.platforms.catalog import load_market
         option("--global-batch N", "samples of an update", whole(), needed=True),
         option("--micro-batch N", "samples dealt out at once", whole(), needed=True),
         option("--epochs N", "passes over the data", whole(), 1),
-        learning("--kind"),
+        training.learning("--kind"),
         option("--kind", "the optimiser", OptimizerKind, OptimizerKind.SGD),
-        precision("fp32"),
-        seed("weights, order and dropout"),
+        training.precision("fp32"),
+        training.seed("weights, order and dropout"),
         option("--checkpoint N", "save the server after every N updates", whole(0), 0),
         option("--run-name RUN", "name of the run; one that was saved goes on"),
     ),
     group(
         "limits: Of training on functions, which stops there.",
-        limits(),
+        training.limits(),
         option("--yes", "do not ask whether the expected cost is right"),
     ),
     group("output", option("-o --output FILE", "write the trained state_dict: .safetensors, .pt or .pth", writes="")),
@@ -83,13 +71,13 @@ def train(options: Options) -> None:
         raise InputError("--checkpoint saves the server's state into a storage: give --storage URL too")
     check_model_file(options.output)
     output = options.output or free_model_file()
-    check_code(options)
+    training.check_code(options)
     from funcpipe.neighbours.parameter_server.on_machines import cluster_of
 
     cluster_of(way, market, platform=options.platform, like=options.like)  # mistakes are reported before any question
     ask(options, [f"{way.way} is predicted to take {time_text(way.seconds)} and {usd_text(way.usd)}: {way.text}"])
 
-    pipe = pipe_of(options, optimizer=optimizer_of(options, options.kind))
+    pipe = training.pipe_of(options, optimizer=training.optimizer_of(options, options.kind))
     check_holds(output, pipe.model.state_dict())
     result = pipe.train_with_server(
         load_data(options.data),
@@ -102,7 +90,7 @@ def train(options: Options) -> None:
         platform=options.platform,
         like=options.like,
         save_every=options.checkpoint,
-        limits=limits_of(options),
+        limits=training.limits_of(options),
         seed=options.seed,
         storage=options.storage,
         run=options.run_name,

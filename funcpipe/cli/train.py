@@ -5,6 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from funcpipe import show as render
+from funcpipe.cli import training
 from funcpipe.cli.estimate import confirm, dry_run
 from funcpipe.cli.factories import check_names, load_data
 from funcpipe.cli.files import check_holds, check_model_file, free_model_file, write_file, write_somewhere
@@ -22,27 +23,6 @@ from funcpipe.cli.options import (
     whole,
 )
 from funcpipe.cli.provision import plan_in
-from funcpipe.cli.training import (
-    DATA,
-    MODEL,
-    blocks,
-    check_code,
-    data,
-    fault_options,
-    learning,
-    limits,
-    load_torch,
-    message_deadline,
-    metrics,
-    metrics_of,
-    optimizer_of,
-    pipe_of,
-    precision,
-    run_of,
-    run_platform,
-    seed,
-    teachers,
-)
 from funcpipe.core import Coupled, Plan, RunSettings, Validation, to_text, write_trace
 from funcpipe.core.json_form import to_plain
 from funcpipe.errors import Disagreement, InputError, InvalidValue
@@ -66,16 +46,16 @@ def _plan_and_data() -> list[Option]:
             reads=True,
         ),
         option("--way WAY", "of several ways, the one whose plan to take (default: the one recommended)"),
-        data(DATA, key="data.train"),
-        blocks(),
+        training.data(training.DATA, key="data.train"),
+        training.blocks(),
     )
 
 
 def _learning() -> list[Option]:
     return [
-        *learning("the plan's kind, with --lr"),
-        teachers(),
-        precision(None),
+        *training.learning("the plan's kind, with --lr"),
+        training.teachers(),
+        training.precision(None),
         option(
             "--on-nan",
             "when a loss or gradients are NaN or infinite, end the run, skip that step, or train on",
@@ -96,7 +76,7 @@ def _learning() -> list[Option]:
             "`--coupled cache` (default: cache for such a plan, else refuse)",
             Coupled,
         ),
-        seed("the weights, the order of the data and dropout"),
+        training.seed("the weights, the order of the data and dropout"),
     ]
 
 
@@ -111,7 +91,7 @@ _VALIDATION = group(
     option(
         "--validate-epochs N", "validate every N epochs (default: 1)", whole(), to="every_epochs", one_of="validate"
     ),
-    metrics(),
+    training.metrics(),
     option("--monitor NAME", "what decides the best validation: val_loss, or a metric", of=Validation),
     option("--monitor-mode", "whether the best is the smallest or the largest", of=Validation, to="mode"),
     option("--patience N", "end after N validations that are no better", whole()),
@@ -129,9 +109,7 @@ _RUN = group(
     ),
     option("--detach", "start the functions and return; --resume RUN collects the result"),
     option(
-        "--take-over",
-        "if another command trains the run, end that at a saved step, and continue the run here",
-        key="",
+        "--take-over", "if another command trains the run, end that at a saved step, and continue the run here", key=""
     ),
     option(
         "--from-start",
@@ -154,7 +132,7 @@ _RUN = group(
 
 _LIMITS = group(
     "limits: The run stops at a limit, and what it has saved can be resumed.",
-    *limits(),
+    *training.limits(),
     option("--dry-run", "say what the job is expected to take and to cost, and start nothing", key=""),
     option(
         "--yes",
@@ -186,7 +164,7 @@ _OUTPUT = group(
 @verb(
     "funcpipe train funcpipe.examples.spirals:model --plan plan.json \\\n"
     "    --data funcpipe.examples.spirals:train_data --optimizer funcpipe.examples.spirals:optimizer --epochs 6",
-    MODEL,
+    training.MODEL,
     _plan_and_data(),
     group(
         "training",
@@ -195,9 +173,9 @@ _OUTPUT = group(
         option("--ema DECAY", "keep the exponential moving average of the parameters", positive),
     ),
     _VALIDATION,
-    run_platform(),
+    training.run_platform(),
     _RUN,
-    fault_options(),
+    training.fault_options(),
     _LIMITS,
     _OUTPUT,
     common=(
@@ -217,10 +195,10 @@ def train(options: Options) -> None:
         raise InputError("--from-start says how to resume a run: give --resume RUN too, or leave it out")
     if options.take_over and options.resume is None and options.name is None:
         raise InputError("--take-over says what to do with a run that another command trains: give --resume RUN too")
-    settings: dict[str, Any] = {**run_of(options), "epochs": options.epochs, "plan": plan}
+    settings: dict[str, Any] = {**training.run_of(options), "epochs": options.epochs, "plan": plan}
     if not options.dry_run:
         _precheck(options, plan, settings["settings"])
-    load_torch(options.platform)
+    training.load_torch(options.platform)
     pipe, validation = model_with(options, plan), _validation_of(options)
     if output is not None:
         check_holds(output, pipe.model.state_dict())
@@ -250,7 +228,7 @@ def train(options: Options) -> None:
 @verb(
     "funcpipe verify funcpipe.examples.spirals:model --plan plan.json \\\n"
     "    --data funcpipe.examples.spirals:train_data",
-    MODEL,
+    training.MODEL,
     _plan_and_data(),
     group("training", _learning()),
     group(
@@ -263,13 +241,13 @@ def train(options: Options) -> None:
             1e-4,
         ),
     ),
-    group("fault tolerance", message_deadline()),
+    group("fault tolerance", training.message_deadline()),
     table="training",
 )
 def verify(options: Options) -> None:
     """Train a few steps on local functions and in one process, and compare every tensor."""
     plan = checked_plan(options)
-    load_torch(LOCAL)
+    training.load_torch(LOCAL)
     pipe = model_with(options, plan)
     found = pipe.verify(
         load_data(options.data),
@@ -291,15 +269,15 @@ def verify(options: Options) -> None:
 def checked_plan(options: Options) -> Plan:
     """The plan, for code of the user that is there; nothing is imported yet."""
     plan = plan_in(options.plan, options.way)
-    check_code(options)
+    training.check_code(options)
     return plan
 
 
 def model_with(options: Options, plan: Plan) -> "FuncPipe":
     """The model, with its loss and optimiser."""
-    return pipe_of(
+    return training.pipe_of(
         options,
-        optimizer=optimizer_of(options, plan.optimizer),
+        optimizer=training.optimizer_of(options, plan.optimizer),
         average=_average(options),
         precision=options.precision or plan.precision,
         coupled=options.coupled or (Coupled.CACHE if plan.joint_loss else Coupled.REFUSE),
@@ -392,5 +370,5 @@ def _validation_of(options: Options) -> Validation | None:
     """The validation of `train`, if there is one."""
     if options.validation_data is None:
         return None
-    given = {"data": load_data(options.validation_data), "metrics": metrics_of(options)}
+    given = {"data": load_data(options.validation_data), "metrics": training.metrics_of(options)}
     return Validation(**{**fields_of(Validation, options), **given})

@@ -10,13 +10,7 @@ from funcpipe.cli import as_before, is_program
 from funcpipe.cli.factories import check_names, load_factory, make_model
 from funcpipe.cli.files import SAFETENSORS
 from funcpipe.cli.options import FACTORY, Choice, Option, Options, argument, fields_of, group, option, positive, whole
-from funcpipe.core import (
-    FaultTolerance,
-    Interval,
-    OptimizerKind,
-    RunLimits,
-    RunSettings,
-)
+from funcpipe.core import FaultTolerance, Interval, OptimizerKind, RunLimits, RunSettings
 from funcpipe.errors import InputError, InvalidValue
 from funcpipe.platforms.catalog import LOCAL, load_spec
 

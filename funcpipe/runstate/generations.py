@@ -172,8 +172,9 @@ def refuse_if_gone(storage: Storage, run: str, why: str) -> None:
         return
     except RunUnknown:
         if any(not key.startswith(Keys(run).owner.prefix) for key in find_objects(storage, Keys(run).run_prefix).own):
-            rest = f"funcpipe run clean {run} deletes what is left, then train again"
-            rest = f"what is left of it cannot be resumed: {rest}"
+            rest = (
+                f"what is left of it cannot be resumed: funcpipe run clean {run} deletes what is left, then train again"
+            )
         else:
             rest = "nothing is left of it to resume: train without --resume begins it anew"
         raise RunUnknown(f"{why}; {rest}") from None

@@ -69,14 +69,15 @@ def as_json(value: Any) -> str:
     return json.dumps(to_plain(value), indent=1, allow_nan=False) + "\n"
 
 
-def show(machine: bool, text: str, draw: "Callable[[Console], object]") -> None:
-    """Print `text` for machines, or let `draw` draw for people."""
+def show(machine: bool, text: str, *draws: "Callable[[Console], object]") -> None:
+    """Print `text` for machines, or let `draws` draw for people, one after another."""
     if machine:
         write_out(text, end="")
     else:
         from funcpipe.show.terminal import Terminal
 
-        draw(Terminal())
+        for draw in draws:
+            draw(Terminal())
 
 
 def __getattr__(name: str) -> Any:

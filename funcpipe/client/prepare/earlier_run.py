@@ -97,8 +97,9 @@ def earlier_run(
     platform = None if finished else running_on(session, record)
     if platform is not None:
         if not _has_same_plan(job.plan, record):
-            first = f"end it first: funcpipe run stop {record.run}"
-            raise PlanError(f"run {record.run} still runs by another plan; {first}")
+            raise PlanError(
+                f"run {record.run} still runs by another plan; end it first: funcpipe run stop {record.run}"
+            )
         return EarlierRun(platform=platform)
     resumed = resume_point(session.storage, record, stages, from_start=from_start)
     is_whole = record.steps == job.steps and (resumed.stopped or resumed.step == job.steps)
