@@ -98,6 +98,13 @@ def test_the_command_line_wins() -> None:
     assert options("logs", "other", "--platform", "aws-lambda://x")["storage"] is None
 
 
+def test_a_flag_says_the_opposite_of_its_default(job: Path) -> None:
+    for word, kept in (("true", False), ("false", True)):
+        job.write_text(f"[training]\nno-keep-model = {word}\nmax-usd = 1")
+        found = options("train", "m:f", "--plan", "plan.json", "--data", "m:d")
+        assert (found["keep_model"], found["max_usd"]) == (kept, 1.0)
+
+
 def test_another_file_can_be_named_and_none_is_needed(job: Path, tmp_path: Path) -> None:
     job.rename(tmp_path / "job.toml")
     assert options("train", "--job", "job.toml")["epochs"] == 6

@@ -92,6 +92,7 @@ TRAIN = f"train {MODEL} --plan plan.json --data {DATA}"
 VERIFY = f"verify {MODEL} --plan plan.json --data {DATA}"
 NONE = "--storage file:///tmp/funcpipe-no-such-folder"
 AWS = "deploy aws --region eu-central-1 --template-only t.yaml"
+ALIYUN = "deploy aliyun --region ap-southeast-1 --sizes 1vCPU-2048MB --template-only t"
 WHOLE, ABOVE, LEAST = "must be a whole number from", "must be above 0", "must be at least 0"
 
 MISTAKES = {
@@ -203,6 +204,7 @@ MISTAKES = {
     "platforms sho": "must be one of 'list', 'show', 'measure'",
     "platforms show mars": "platform must be one of",
     "completion tcsh": "must be one of 'bash', 'zsh', 'fish'",
+    "platforms show": "name the platform to show",
     # what does not go together
     f"{OPTIMIZE} --figure f.png": "--figure draws the plans that --pareto finds",
     f"{OPTIMIZE} --pareto --policy pipedream": "--pareto searches by itself",
@@ -210,6 +212,9 @@ MISTAKES = {
     f"{OPTIMIZE} --budget 1 --deadline 1": "not allowed with argument",
     f"{OPTIMIZE} --wire fp16 --shard-optimizer": "wire_back must be fp32, bf16 or int8 with shard_optimizer",
     f"{PROFILE} --max-usd 1": "say where they run: --on local",
+    f"{PROFILE} --like local": "say where they run: --on local",
+    f"{TRAIN} --averaged-output out.pt": "--averaged-output writes averages, and none are kept; add --ema 0.999",
+    f"{TRAIN} --ema 1.5": "decay must be between 0 and 1, got 1.5",
     f"{TRAIN} --from-start": "--from-start says how to resume a run",
     f"{TRAIN} --take-over": "--take-over says what to do",
     f"{TRAIN} --detach": "storage must be given",
@@ -282,12 +287,17 @@ MISTAKES = {
     f"status ../x {NONE}": "small letters, digits and dashes",
     "status x --storage nowhere": "storage must be a URL, such as file:///",
     "logs x": "there are no logs of a run 'x' on this machine",
+    "logs x --platform mars://x": "platform must be local, ray://…, or a deployment",
     "logs aws": "the region is not known",
     "deploy aws --sizes 2048MB": "the region is not known",
     f"{AWS} --sizes x": "a size on AWS is its memory, such as 2048MB",
     f"{AWS} --sizes 5MB": "memory must be 128 to 10240 MB",
     f"{AWS} --sizes 2048MB --name a_b": "name must be small letters, digits and dashes",
     f"{AWS}": "say which functions to make",
+    ALIYUN: "say with --repository where the image goes",
+    f"{ALIYUN} --repository registry-intl.cn-hangzhou.aliyuncs.com/you/it": "must lie in ap-southeast-1, where the fun",
+    f"{ALIYUN} --repository registry.test/you/it --base-image python@latest": "base image must be an image's name",
+    "deploy aws --provision ways.json": "--provision and --run are for machines: funcpipe deploy sky",
     "destroy mars": "must be one of 'aws', 'aliyun', got 'mars'",
 }
 

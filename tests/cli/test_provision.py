@@ -1,4 +1,4 @@
-"""The verbs provision and fit-loss."""
+"""The verbs provision compare and provision fit-loss."""
 
 import json
 from pathlib import Path

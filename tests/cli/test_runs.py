@@ -15,9 +15,11 @@ from funcpipe.cli.commands import parse
 from funcpipe.cli.options import Options
 from funcpipe.cli.train import checked_plan, model_with
 from funcpipe.core import Busy, Interval, OptimizerKind, write
+from funcpipe.core.logs import prefix
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import RunInterrupted
 from funcpipe.platforms.catalog import open_storage
+from funcpipe.platforms.local.output import FOLDER, log_file
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import list_generations, reserve_generation, write_record
 from funcpipe.runstate.keyring import signed
@@ -178,9 +180,17 @@ def test_a_run_that_is_left_on_a_deployment_lies_in_its_bucket(
             RunInterrupted("run-1", running=False, kept=False, storage="file:///runs"),
             "interrupted; run run-1: it was stopped and its objects were deleted",
         ),
+        (
+            RunInterrupted("run-1", running=False, kept=True, storage="file:///runs", saved_step=0),
+            "interrupted; run run-1: it was stopped before a step was saved resume it: funcpipe train",
+        ),
+        (
+            RunInterrupted("run-1", running=False, kept=True, storage="file:///runs"),
+            "interrupted; run run-1: it was stopped, and what it saved is kept resume it: funcpipe train",
+        ),
         (KeyboardInterrupt(), "interrupted"),
     ],
-    ids=["watching", "kept", "deleted", "no run"],
+    ids=["watching", "kept", "deleted", "before a step", "no step known", "no run"],
 )
 def test_ctrl_c_says_what_became_of_the_run(
     interrupt: KeyboardInterrupt, told: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -190,7 +200,23 @@ def test_ctrl_c_says_what_became_of_the_run(
 
     monkeypatch.setattr(FuncPipe, "train", train)
     assert main([*TRAIN, "--storage", "file:///runs", "--quiet"]) == 1
-    assert " ".join(capsys.readouterr().err.split()) == f"funcpipe: {told}"
+    said = " ".join(capsys.readouterr().err.split())
+    assert said.startswith(f"funcpipe: {told}") if told.endswith("train") else said == f"funcpipe: {told}"
+
+
+@pytest.mark.usefixtures("plan")
+def test_a_second_ctrl_c_while_the_first_is_dealt_with_hides_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def train(self: FuncPipe, dataset: Any, **settings: Any) -> None:
+        try:
+            raise RunInterrupted("run-1", running=False, kept=True, storage="file:///runs")
+        finally:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(FuncPipe, "train", train)
+    assert main([*TRAIN, "--storage", "file:///runs", "--quiet"]) == 1
+    assert "funcpipe run clean run-1" in capsys.readouterr().err
 
 
 @pytest.mark.usefixtures("plan")
@@ -231,21 +257,6 @@ def test_schedule_and_average_are_the_ones_that_were_named() -> None:
 
 @pytest.mark.usefixtures("plan")
 @pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--averaged-output", "out.pt"], "--averaged-output writes averages, and none are kept; add --ema 0.999"),
-        (["--ema", "1.5"], "decay must be between 0 and 1, got 1.5"),
-    ],
-)
-def test_a_wrong_recipe_is_refused_at_once(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*TRAIN, *words]) == 2
-    shown = capsys.readouterr().err
-    assert message in shown
-    assert "Traceback" not in shown
-
-
-@pytest.mark.usefixtures("plan")
-@pytest.mark.parametrize(
     ("kind", "words", "expected"),
     [
         (OptimizerKind.SGD, ["--lr", "0.5"], {"lr": 0.5, "momentum": 0}),
@@ -261,3 +272,35 @@ def test_the_optimiser_is_the_one_that_was_named_or_else_the_plan_s(
     pipe = model_of(parse([*TRAIN, *words]))
     optimizer = pipe._recipe.optimizer([nn.Parameter(torch.zeros(1))])
     assert {name: optimizer.defaults[name] for name in expected} == expected
+
+
+@pytest.fixture
+def logs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(FOLDER, str(tmp_path / "logs"))
+    for name, time_s, level in (("s0.r0", 2, "INFO"), ("s0.r1", 1, "WARNING"), ("s0.r1", 3, "PRINT")):
+        begin = prefix(time_s, level, run="run-1", worker=name, attempt=0)
+        with log_file("run-1", f"{name}.a0").open("a") as file:
+            file.write(f"{begin} line {time_s}\n")
+
+
+@pytest.mark.usefixtures("logs")
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], ["line 1", "line 2", "line 3"]),
+        (["--worker", "s0.r1"], ["line 1", "line 3"]),
+        (["--level", "warning"], ["line 1"]),
+        (["--platform", "local"], ["line 1", "line 2", "line 3"]),
+    ],
+)
+def test_lines_are_merged_and_chosen(words: list[str], expected: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["logs", "run-1", *words]) == 0
+    assert [line[-6:] for line in capsys.readouterr().out.splitlines()] == expected
+
+
+@pytest.mark.usefixtures("logs")
+@pytest.mark.parametrize("words", [[], ["--platform", "local"], ["--storage", "{}"]])
+def test_a_run_that_nobody_knows_is_told(words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    storage = (tmp_path / "objects").as_uri()
+    assert main(["logs", "run-2", *(word.format(storage) for word in words)]) == 2
+    assert "run-2" in capsys.readouterr().err

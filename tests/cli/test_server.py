@@ -1,4 +1,4 @@
-"""The verb train-server."""
+"""The verb provision train."""
 
 import json
 import sys

@@ -22,33 +22,6 @@ def test_a_template_is_written_without_an_account(tmp_path: Path, monkeypatch: p
     assert json.loads(Path("template.json").read_text()) == template(Shape(name="funcpipe", memory_mb=(1024,)))
 
 
-ALIYUN = ["aliyun", "--region", "ap-southeast-1", "--sizes", "1vCPU-2048MB", "--repository"]
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["aws"], "say which functions to make: --sizes"),
-        (["aws", "--sizes", "2 vCPU"], "a size on AWS is its memory, such as 2048MB, got '2 vCPU'"),
-        (["aws", "--sizes", "64MB"], "memory must be 128 to 10240 MB on AWS Lambda, got 64"),
-        (["aws", "--sizes", "2048MB", "--name", "A"], "name must be small letters"),
-        (["aliyun", "--sizes", "1vCPU-2048MB"], "say with --repository where the image goes"),
-        (
-            [*ALIYUN, "registry-intl.cn-hangzhou.aliyuncs.com/you/it"],
-            "must lie in ap-southeast-1, where the functions are, not in cn-hangzhou",
-        ),
-        ([*ALIYUN, "registry.test/you/it", "--base-image", "python@latest"], "base image must be an image's name"),
-        (["aws", "--sizes", "2048MB", "--template-only", "/nowhere/t.json"], "there is no folder /nowhere"),
-    ],
-)
-def test_what_cannot_be_deployed_is_told(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    where = [] if "--template-only" in words else ["--template-only", str(tmp_path / "template")]
-    assert main(["deploy", *words, *where]) == 2
-    assert message in capsys.readouterr().err
-
-
 def test_a_plan_for_arm_functions_is_not_deployed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -140,8 +113,3 @@ def test_what_is_no_task_file_is_told(
     assert main(["deploy", "sky", *named, "--template-only", str(tmp_path / "sky.yaml")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "sky.yaml").exists()
-
-
-def test_a_provision_is_no_part_of_functions(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["deploy", "aws", "--provision", "ways.json"]) == 2
-    assert "--provision and --run are for machines: funcpipe deploy sky" in capsys.readouterr().err
