@@ -61,13 +61,13 @@ from funcpipe.errors import (
 
 if TYPE_CHECKING:
     from funcpipe.api import FuncPipe
-    from funcpipe.client.control.run_status import RunStatus, WorkerStatus
-    from funcpipe.client.control.stopping import clean, status, stop
+    from funcpipe.client.control.status import RunStatus, WorkerStatus, status
+    from funcpipe.client.control.stopping import clean, stop
     from funcpipe.client.control.verdict import Verdict
     from funcpipe.client.follow.callbacks import Callback, EachStep, RunInfo
     from funcpipe.client.follow.export import export
     from funcpipe.client.follow.results import Progress, RunResult
-    from funcpipe.client.prepare.site import Site, open_site
+    from funcpipe.client.prepare.session import Site, open_site
     from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions
     from funcpipe.neighbours.parameter_server.on_machines import ServerCluster
     from funcpipe.neighbours.parameter_server.replanner import Replanner, SpotPlan
@@ -172,7 +172,7 @@ _LAZY = {
     "RunStatus": "client.control.run_status",
     "WorkerStatus": "client.control.run_status",
     "clean": "client.control.stopping",
-    "status": "client.control.stopping",
+    "status": "client.control.status",
     "stop": "client.control.stopping",
     "export": "client.follow.export",
     "provision_table": "neighbours.provisioning.compare",
@@ -184,8 +184,8 @@ _LAZY = {
     "ServerFunctions": "neighbours.parameter_server.on_functions",
     "ServerResult": "neighbours.parameter_server.server_run",
     "ServerWorker": "neighbours.parameter_server.values",
-    "Site": "client.prepare.site",
-    "open_site": "client.prepare.site",
+    "Site": "client.prepare.session",
+    "open_site": "client.prepare.session",
     "load_spec": "platforms.catalog",
     "open_deployment": "platforms.catalog",
     "open_platform": "platforms.catalog",

@@ -13,8 +13,7 @@ from torch import nn
 from funcpipe.client.follow.upload import upload
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import FaultTolerance, Plan, WorkerSpec
 from funcpipe.core.settings import DEFAULT_FAULTS
 from funcpipe.model.graph import trace

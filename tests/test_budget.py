@@ -24,25 +24,25 @@ class Size(NamedTuple):
 
 ROOMS = {
     "analysis": Size(350, 5, 17),
-    "api": Size(272, 4, 4),
-    "cli": Size(1947, 12, 105),
-    "client": Size(4507, 47, 184),
+    "api": Size(268, 4, 4),
+    "cli": Size(1945, 12, 105),
+    "client": Size(4335, 47, 184),
     "comm": Size(1064, 21, 45),
-    "core": Size(3067, 119, 204),
+    "core": Size(3066, 120, 205),
     "data": Size(524, 17, 18),
     "examples": Size(24, 0, 4),
     "loggers": Size(348, 5, 7),
     "model": Size(5430, 86, 227),
-    "neighbours": Size(3852, 72, 196),
+    "neighbours": Size(3849, 72, 196),
     "partitioner": Size(5074, 68, 244),
     "platforms": Size(5695, 92, 224),
     "profiler": Size(821, 9, 39),
-    "runstate": Size(2310, 36, 123),
+    "runstate": Size(2266, 36, 123),
     "scheduler": Size(1221, 26, 43),
     "show": Size(1357, 9, 74),
     "testing": Size(723, 18, 21),
     "training": Size(4496, 87, 187),
-    "worker": Size(2201, 37, 47),
+    "worker": Size(2178, 37, 47),
 }
 """The budget of each folder of `funcpipe`."""
 

@@ -17,7 +17,7 @@ from experiments.paper.common import LOCAL, How, Result, Row, Script, Settings, 
 from experiments.paper.planning import BASELINES, OURS, PAPER, best_on, dollars, estimate_of, seconds, shape
 from funcpipe import FuncPipe
 from funcpipe.analysis.compare import compare, typical_step
-from funcpipe.client.prepare.site import Site, open_site
+from funcpipe.client.prepare.session import Site, open_site
 from funcpipe.core import FunctionSize, ModelProfile, Plan, PlatformSpec, Resource, RunLimits, Trace
 from funcpipe.partitioner.baselines import Server
 from funcpipe.platforms.catalog import load_spec

@@ -26,7 +26,8 @@ from torch import Tensor, nn
 from experiments.studies.chaos import show
 from experiments.studies.process_faults import LASTS_S, MARK, Striker, is_mountable, mark, own_disk
 from funcpipe import FuncPipe
-from funcpipe.client.control.stopping import clean, status
+from funcpipe.client.control.status import status
+from funcpipe.client.control.stopping import clean
 from funcpipe.client.control.verdict import Verdict
 from funcpipe.core import FaultTolerance, Plan
 from funcpipe.errors import FuncPipeError, RunTaken

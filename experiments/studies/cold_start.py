@@ -64,10 +64,11 @@ def function(payload: str) -> list[tuple[float, float]]:
     import torch
 
     note()
+
     from funcpipe.core import WorkerSpec, from_text
     from funcpipe.core.run_key import RunKey
     from funcpipe.platforms import process as allocator
-    from funcpipe.runstate.signed_storage import OneKey, SignedStorage
+    from funcpipe.runstate.signing import OneKey, SignedStorage
     from funcpipe.worker import deferred_compiler
     from funcpipe.worker.setup import load_worker
 
@@ -113,7 +114,7 @@ def prepare(url: str) -> str:
     from funcpipe.model.graph import trace
     from funcpipe.platforms.catalog import load_spec
     from funcpipe.runstate.generations import reserve_generation
-    from funcpipe.runstate.keyring import KeyFolder
+    from funcpipe.runstate.signing import KeyFolder
 
     torch.manual_seed(0)
     model = digits.model()

@@ -12,11 +12,10 @@ from torch import nn
 
 from funcpipe.client.prepare import arguments
 from funcpipe.client.prepare.arguments import AnySpec, choices, given, spec_of
+from funcpipe.client.prepare.data import open_data
 from funcpipe.client.prepare.job_estimate import estimate_job
 from funcpipe.client.prepare.job_shape import job_shape
-from funcpipe.client.prepare.open_data import open_data
-from funcpipe.client.prepare.prices import estimated_prices
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, estimated_prices
 from funcpipe.core import (
     DEFAULT_STORES,
     NO_PINS,
@@ -109,8 +108,7 @@ class Planning:
         a busy machine. With the `dataset` for `train`, loading is measured too. Light layers are merged until `layers`
         are left. Raises ModelError or DataError for what cannot be divided or cut.
         """
-        from funcpipe.client.prepare.data_profile import profile_data
-        from funcpipe.client.prepare.profiling import profile_inputs
+        from funcpipe.client.prepare.profiling import profile_data, profile_inputs
         from funcpipe.partitioner.problem.cuts import merge_layers
 
         arguments.check_profiling(sample_inputs, on, micro_batch=micro_batch, repeats=repeats, layers=layers)

@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING, Unpack
 
 from funcpipe.api.evaluating import Evaluating
 from funcpipe.client.follow.callbacks import Callback, Callbacks, run_info
-from funcpipe.client.follow.continuation import write_back
 from funcpipe.client.follow.export import load_into
 from funcpipe.client.follow.launch import launch, launch_detached
-from funcpipe.client.follow.results import RunResult
+from funcpipe.client.follow.results import RunResult, write_back
 from funcpipe.client.prepare import arguments
-from funcpipe.client.prepare.job import Job, Learner, SampleOrder
-from funcpipe.client.prepare.learned import Learned
+from funcpipe.client.prepare.job import Job, Learned, Learner, SampleOrder
 from funcpipe.client.prepare.prepared_run import Confirm, PreparedRun, prepare_training
 from funcpipe.client.prepare.session import Session, open_session
 from funcpipe.core import (

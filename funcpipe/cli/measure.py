@@ -17,7 +17,7 @@ from funcpipe.platforms.catalog import LOCAL, load_spec, open_storage, spec_name
 if TYPE_CHECKING:
     import torch
 
-    from funcpipe.client.prepare.site import Site
+    from funcpipe.client.prepare.session import Site
 
 
 def planned_platform(default: str | None = None, *, from_file: bool = True) -> list[Option]:
@@ -166,7 +166,7 @@ def _open_site(name: str | None, like: PlatformSpec | None) -> "AbstractContextM
     """The platform called `name`, with the limits of `like`; None for this process."""
     if name is None:
         return nullcontext()
-    from funcpipe.client.prepare.site import open_site
+    from funcpipe.client.prepare.session import open_site
 
     return open_site(name, like=like)
 

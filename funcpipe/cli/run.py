@@ -34,7 +34,7 @@ def storage() -> Option:
 @verb(f"funcpipe run status RUN {_WHERE}", RUN, storage())
 def status(options: Options) -> int:
     """Show the status of a run; ends with 1 if it has failed, with 3 if work is left and no function is alive."""
-    from funcpipe.client.control.stopping import status as find_status
+    from funcpipe.client.control.status import status as find_status
 
     found = find_status(open_storage(options.storage), options.name, open_platform)
     render.show(options.json, to_text(found), partial(render.run_status, found, options.storage))
@@ -165,7 +165,7 @@ def _is_wanted(line: LogLine, *, worker: str | None, level: str | None) -> bool:
 def _platform_of(run: str, platform: str | None, storage: str | None) -> Platform:
     if storage is not None:
         from funcpipe.runstate.generations import newest_record
-        from funcpipe.runstate.keyring import signed
+        from funcpipe.runstate.signing import signed
 
         try:
             return open_platform(newest_record(signed(open_storage(storage)), run).platform)

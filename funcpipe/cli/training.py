@@ -193,7 +193,7 @@ def load_torch(platform: str) -> None:
     gc.disable()
     try:
         if platform == LOCAL:
-            from funcpipe.client.prepare.site import fork_from_here
+            from funcpipe.client.prepare.session import fork_from_here
 
             fork_from_here(as_new=as_before)
         from funcpipe.worker.deferred_compiler import defer_compiler

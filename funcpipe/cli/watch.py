@@ -23,8 +23,7 @@ from funcpipe.platforms.catalog import open_platform, open_storage
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from funcpipe.client.control.run_view import RunView
-    from funcpipe.client.control.watching import Watcher
+    from funcpipe.client.control.watching import RunView, Watcher
 
 _GIVEN_UP_S = 90.0
 """A run that has been dead for so long is not restarted: a watchdog checks once a minute."""

@@ -276,7 +276,7 @@ class ServerFunctionSpec:
 
 
 MARKS = "_watch/"
-"""The prefix of the keys of all marks of detached runs, see `runstate.detached`."""
+"""The prefix of the keys of all marks of detached runs, see `runstate.functions`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

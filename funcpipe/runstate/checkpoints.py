@@ -9,15 +9,16 @@ A stage whose optimiser is divided over its replicas is saved in parts, each by 
 import hashlib
 import logging
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import safetensors.torch
+import torch
 from torch import Tensor
 
 from funcpipe.core import Manifest, ReplicaMark, StoredFile, WorkerId, worker_name
-from funcpipe.errors import CorruptMessage, KeyMissing, RunUnknown
+from funcpipe.errors import CorruptMessage, KeyMissing, ModelError, RunUnknown
 from funcpipe.platforms.base import Storage
-from funcpipe.runstate.checkpoint_files import deserialised, in_files, serialised
 from funcpipe.runstate.checkpoint_index import CheckpointIndex, CheckpointPart, read_index
 from funcpipe.runstate.documents import READS, encode_document, get_listed_document, put_document
 from funcpipe.runstate.keys import Keys
@@ -25,6 +26,63 @@ from funcpipe.training.sharding import combine_shards
 from funcpipe.training.state import StageState, settings_from_text, settings_to_text
 
 _log = logging.getLogger(__name__)
+
+_PAIRS = "complex128:"
+"""The prefix of tensors that are saved as pairs of real numbers, for which safetensors has no dtype."""
+
+
+def in_files(tensors: Mapping[str, Tensor], file_bytes: int) -> Iterator[dict[str, Tensor]]:
+    """`tensors`, in order, as the files of a checkpoint hold them: each up to `file_bytes`, or with one tensor."""
+    part: dict[str, Tensor] = {}
+    size = 0
+    for name, tensor in tensors.items():
+        if part and size + tensor.nbytes > file_bytes:
+            yield part
+            part, size = {}, 0
+        part[name] = tensor
+        size += tensor.nbytes
+    if part:
+        yield part
+
+
+def serialised(tensors: Mapping[str, Tensor]) -> bytes:
+    """Return `tensors` as a file. Raises ModelError for those that safetensors cannot hold."""
+    stored = dict(_storable(name, tensor) for name, tensor in tensors.items())
+    owners = {tensor.untyped_storage().data_ptr(): name for name, tensor in stored.items()}
+    for name, tensor in stored.items():  # safetensors refuses two tensors in the same memory
+        if owners[tensor.untyped_storage().data_ptr()] != name:
+            stored[name] = tensor.clone()
+    try:
+        return safetensors.torch.save(stored)
+    except (ValueError, KeyError, RuntimeError) as error:
+        raise ModelError(f"a checkpoint cannot hold the tensors {sorted(tensors)}: {error}") from error
+
+
+def _storable(name: str, tensor: Tensor) -> tuple[str, Tensor]:
+    if tensor.dtype is torch.complex128:
+        return _PAIRS + name, _unshared(torch.view_as_real(tensor.resolve_conj()))
+    return name, _unshared(tensor)
+
+
+def _loaded(name: str, tensor: Tensor) -> tuple[str, Tensor]:
+    if name.startswith(_PAIRS):
+        return name.removeprefix(_PAIRS), torch.view_as_complex(tensor)
+    return name, tensor
+
+
+def _unshared(tensor: Tensor) -> Tensor:
+    """Return `tensor`, contiguous and in memory of its own, as safetensors demands."""
+    whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+    return tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
+
+
+def deserialised(key: str, data: bytes) -> dict[str, Tensor]:
+    """Return the inverse of `serialised`; raises CorruptMessage, which names `key`, for anything else."""
+    try:
+        return dict(_loaded(name, tensor) for name, tensor in safetensors.torch.load(data).items())
+    except (safetensors.SafetensorError, ValueError, KeyError, RuntimeError, TypeError) as error:
+        raise CorruptMessage(f"{key} is no safetensors file: {error}") from error
+
 
 FILE_BYTES = 64 << 20
 """About how large the files of a checkpoint are: only one file at a time is copied in memory."""

@@ -15,11 +15,11 @@ from collections.abc import Sequence
 from funcpipe.core import FinishedRun, Manifest, RunRecord
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoint_index import read_index
-from funcpipe.runstate.detached import unmark_run
 from funcpipe.runstate.documents import find_document, get_listed_document, put_document
+from funcpipe.runstate.functions import unmark_run
+from funcpipe.runstate.generations import find_objects
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.run_objects import find_objects
-from funcpipe.runstate.validation_reports import ValidationKeys
+from funcpipe.runstate.reports import ValidationKeys
 
 _log = logging.getLogger(__name__)
 

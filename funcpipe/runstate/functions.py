@@ -1,13 +1,18 @@
-"""The functions of a run: clients and workers start them, and record each in storage so that any client can stop it."""
+"""The functions of a run, recorded in storage so that any client can stop them; and the marks of detached runs.
+
+Marks lie beside the runs, so that a watchdog finds all with one request.
+"""
 
 import secrets
+from collections.abc import Callable
 
-from funcpipe.core import WorkerSpec
-from funcpipe.errors import Superseded
+from funcpipe.core import MARKS, WorkerSpec
+from funcpipe.core.run_key import RunKey
+from funcpipe.errors import InvalidValue, KeyMissing, PlatformRefused, Superseded
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.platforms.function_group import StartedFunction, started_on, stop_functions
 from funcpipe.runstate.documents import put_document, readable_documents
-from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.keys import Keys, generation_of
 
 OUT_OF_REACH_S = 5.0
 """If listing heartbeats takes longer, the storage is in trouble, and the silence of others proves nothing."""
@@ -47,3 +52,59 @@ def list_functions(storage: Storage, keys: Keys, worker: str | None = None) -> t
     prefix = keys.functions if worker is None else f"{keys.functions}{worker}/"
     found = readable_documents(storage, StartedFunction, storage.list(prefix))
     return tuple(sorted(found, key=lambda function: (function.worker, function.attempt, function.started_at_s)))
+
+
+def mark_detached(storage: Storage, keys: Keys, wrapped: str) -> None:
+    """From now on watchdogs restart workers of this generation, whose key is `wrapped` for them."""
+    storage.put(_mark(keys.prefix), wrapped.encode())
+
+
+class MarkedKeys:
+    """Knows the keys of detached runs, as the platform's watchdog does: it can `unwrap` them."""
+
+    def __init__(self, storage: Storage, unwrap: Callable[[str], str]) -> None:
+        self._storage = storage
+        self._unwrap = unwrap
+        self._known: dict[str, RunKey] = {}
+
+    def find(self, keys: Keys) -> RunKey | None:
+        """Return the key of a generation that is marked, if it was wrapped for this platform."""
+        if keys.prefix not in self._known:
+            try:
+                wrapped = self._storage.get(_mark(keys.prefix)).decode("ascii", "replace")
+                run_key = RunKey(self._unwrap(wrapped))
+            except (KeyMissing, PlatformRefused, InvalidValue):
+                return None
+            if run_key.fingerprint != keys.nonce:
+                return None
+            self._known[keys.prefix] = run_key
+        return self._known[keys.prefix]
+
+
+def unmark_generation(storage: Storage, prefix: str) -> None:
+    """Let no watchdog restart workers of the generation with that prefix any more."""
+    storage.delete(_mark(prefix))
+
+
+def unmark_run(storage: Storage, run: str) -> None:
+    """Let no watchdog restart workers of `run` any more, whether it was detached or not."""
+    storage.delete_many(marks_of(storage, run))
+
+
+def marks_of(storage: Storage, run: str) -> tuple[str, ...]:
+    """Return the keys of the marks of all generations of `run`."""
+    return tuple(key for key in storage.list(_mark(f"{run}/") + "/") if _is_mark(key))
+
+
+def list_detached(storage: Storage) -> tuple[str, ...]:
+    """Return the prefixes of all generations that are marked."""
+    return tuple(f"{key.removeprefix(MARKS)}/" for key in storage.list(MARKS))
+
+
+def _mark(prefix: str) -> str:
+    return f"{MARKS}{prefix.removesuffix('/')}"
+
+
+def _is_mark(key: str) -> bool:
+    keys = generation_of(key.removeprefix(MARKS))
+    return keys is not None and key == _mark(keys.prefix)

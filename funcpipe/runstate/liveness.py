@@ -5,20 +5,44 @@ differ by minutes, so a heartbeat's age proves nothing by itself. If it seems ol
 there is a second check after more than one interval: a worker that has sent another heartbeat meanwhile is at work.
 """
 
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
 from funcpipe.core import FaultTolerance, Heartbeat, Outcome, RunRecord, WorkerReport, WorkerSpec, worker_name
-from funcpipe.errors import InputError, PlatformError
+from funcpipe.errors import CorruptMessage, InputError, KeyMissing, PlatformError
 from funcpipe.platforms.base import OpenPlatform, Platform, State, Status, Storage
 from funcpipe.platforms.function_group import StartedFunction
-from funcpipe.runstate.documents import POLL_S, find_readable_document
+from funcpipe.runstate.documents import POLL_S, READS, find_readable_document, get_document
 from funcpipe.runstate.functions import list_functions
-from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import last_attempt
+
+_log = logging.getLogger(__name__)
+
+
+def newest_heartbeat(storage: Storage, keys: Keys, worker: str) -> Heartbeat | None:
+    """The last heartbeat of the newest attempt of `worker` that has sent one; None if it is missing or damaged."""
+    for _ in range(READS):
+        found = storage.list(keys.heartbeats(worker))
+        if not found:
+            return None
+        try:
+            return get_document(storage, Heartbeat, found[-1])
+        except KeyMissing:
+            _log.debug("%s was deleted since it was listed; a later attempt has begun", found[-1])
+        except CorruptMessage as error:
+            _log.warning("does without a heartbeat: %s", error)
+            return None
+    return None
+
+
+def attempt_of(keys: Keys, key: str) -> tuple[str, int]:
+    """Return the worker, and its attempt, whose heartbeat has the key `key`."""
+    worker, _, attempt = key.removeprefix(keys.all_heartbeats).partition("/")
+    return worker, int(attempt)
 
 
 class WorkerState(Enum):

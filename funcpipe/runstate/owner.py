@@ -41,10 +41,9 @@ from funcpipe.errors import (
 )
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.documents import exists, get_document, put_document
-from funcpipe.runstate.generations import delete_objects, list_generations
+from funcpipe.runstate.generations import delete_objects, find_objects, list_generations
 from funcpipe.runstate.keys import Keys, OwnerKeys
 from funcpipe.runstate.lease import Fence, FencedStorage
-from funcpipe.runstate.run_objects import find_objects
 
 _log = logging.getLogger(__name__)
 

@@ -15,9 +15,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 
 from funcpipe.errors import KeyMissing, StorageError, Superseded
 from funcpipe.platforms.base import Storage
-from funcpipe.runstate.detached import marks_of
+from funcpipe.runstate.functions import marks_of
+from funcpipe.runstate.generations import find_objects
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.run_objects import find_objects
 
 _log = logging.getLogger(__name__)
 

@@ -20,8 +20,7 @@ from funcpipe.runstate.checkpoint_index import CheckpointIndex
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.finished import ended_step, find_finished
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.step_reports import load_reported
-from funcpipe.runstate.validation_reports import ValidationKeys, load_reports
+from funcpipe.runstate.reports import ValidationKeys, load_reported, load_reports
 from funcpipe.runstate.validations import BestModel
 from funcpipe.training.sharding import unshard
 from funcpipe.training.state import StageState, merge_stages

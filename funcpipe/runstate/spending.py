@@ -9,9 +9,8 @@ from funcpipe.platforms.base import Storage
 from funcpipe.runstate.documents import readable_documents
 from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import find_record
-from funcpipe.runstate.heartbeats import attempt_of
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.liveness import read_heartbeats
+from funcpipe.runstate.liveness import attempt_of, read_heartbeats
 
 _log = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ from funcpipe.errors import CorruptMessage, KeyExists
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.documents import READS
-from funcpipe.runstate.validation_reports import ValidationKeys
+from funcpipe.runstate.reports import ValidationKeys
 from funcpipe.training.metrics import Part
 from funcpipe.training.optimizers import OPTIMIZER
 from funcpipe.training.state import AVERAGE, AVERAGED, SCHEDULER, StageState

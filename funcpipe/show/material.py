@@ -121,11 +121,11 @@ def load_kept(storage: Storage, run: str, spec: PlatformSpec | None = None) -> M
     where that platform is none of the catalogue.
     """
     from funcpipe.client.follow.results import load_trace
-    from funcpipe.client.prepare.prices import prices_at
+    from funcpipe.client.prepare.session import prices_at
     from funcpipe.runstate.finished import find_finished
     from funcpipe.runstate.generations import newest_record
-    from funcpipe.runstate.keyring import signed
     from funcpipe.runstate.keys import Keys
+    from funcpipe.runstate.signing import signed
 
     own = signed(storage)
     record = newest_record(own, run)

@@ -15,7 +15,7 @@ from funcpipe.show.terminal import Column, print_table
 if TYPE_CHECKING:
     from funcpipe.analysis.compare import Report
     from funcpipe.api.evaluating import EvaluationResult
-    from funcpipe.client.control.run_status import RunStatus, WorkerStatus
+    from funcpipe.client.control.status import RunStatus, WorkerStatus
     from funcpipe.client.follow.results import RunResult
     from funcpipe.training.verify import Verification
 

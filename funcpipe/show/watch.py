@@ -14,8 +14,8 @@ from funcpipe.core.texts import time_text, usd_text
 from funcpipe.show.runs import doing
 
 if TYPE_CHECKING:
-    from funcpipe.client.control.run_status import WorkerStatus
-    from funcpipe.client.control.run_view import RunView, StepLoss
+    from funcpipe.client.control.status import WorkerStatus
+    from funcpipe.client.control.watching import RunView, StepLoss
 
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _STYLES = {"running": "green", "finished": "green", "waiting": "yellow", "stopped": "yellow"}

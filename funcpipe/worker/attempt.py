@@ -33,7 +33,7 @@ from funcpipe.runstate.halt import ORDERING, halt_run
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import CLOSING, Lease
 from funcpipe.runstate.replica_marks import instruction_set
-from funcpipe.runstate.signed_storage import OneKey, SignedStorage
+from funcpipe.runstate.signing import OneKey, SignedStorage
 from funcpipe.worker.progress import TimeAccount
 from funcpipe.worker.setup import lease_of, load_worker
 

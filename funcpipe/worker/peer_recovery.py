@@ -19,11 +19,10 @@ from funcpipe.platforms.function_group import MAX_RESTARTS
 from funcpipe.runstate.documents import exists, find_readable_document, put_document
 from funcpipe.runstate.functions import OUT_OF_REACH_S, start_for_worker
 from funcpipe.runstate.generations import load_payload
-from funcpipe.runstate.halt import halt_run
-from funcpipe.runstate.heartbeats import newest_heartbeat
+from funcpipe.runstate.halt import BudgetGuard, halt_run
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import last_attempt
-from funcpipe.runstate.limits import BudgetGuard
+from funcpipe.runstate.liveness import newest_heartbeat
 
 _log = logging.getLogger(__name__)
 

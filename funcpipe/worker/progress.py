@@ -14,7 +14,7 @@ from dataclasses import replace
 from funcpipe.core import CountsByKind, Event, RequestCounts, RunAccount, Use, WorkerSpec
 from funcpipe.core.trace import uses_of
 from funcpipe.platforms.base import Invoked
-from funcpipe.runstate.limits import BudgetGuard
+from funcpipe.runstate.halt import BudgetGuard
 
 
 class WorkerProgress:

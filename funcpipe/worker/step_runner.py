@@ -19,7 +19,7 @@ from funcpipe.errors import KeyExists
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.step_reports import load_reported
+from funcpipe.runstate.reports import load_reported
 from funcpipe.scheduler.execute import TaskResult, execute
 from funcpipe.scheduler.tasks import Task, source_of
 from funcpipe.training.batches import Step

@@ -25,7 +25,7 @@ from funcpipe.model.split import StageModule
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.documents import get_document
-from funcpipe.runstate.validation_reports import ValidationKeys, find_report, load_reports, put_report
+from funcpipe.runstate.reports import ValidationKeys, find_report, load_reports, put_report
 from funcpipe.runstate.validations import BestModel, get_part, put_part
 from funcpipe.scheduler.execute import TaskResult, execute
 from funcpipe.scheduler.graph import Graph, forward_graph

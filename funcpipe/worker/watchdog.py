@@ -17,13 +17,13 @@ from funcpipe.core.logs import in_function
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import FuncPipeError, KeyMissing, RunUnknown, Superseded
 from funcpipe.platforms.base import Invoked, OpenPlatform, OpenStorage, Storage
-from funcpipe.runstate.detached import MarkedKeys, list_detached, unmark_generation
+from funcpipe.runstate.functions import MarkedKeys, list_detached, unmark_generation
 from funcpipe.runstate.generations import load_payload, newest_record
 from funcpipe.runstate.halt import read_certain_halt
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import last_attempt
 from funcpipe.runstate.liveness import read_heartbeats, worker_names
-from funcpipe.runstate.signed_storage import Keyring, OneKey, SignedStorage, key_of
+from funcpipe.runstate.signing import Keyring, OneKey, SignedStorage, key_of
 from funcpipe.worker.peer_recovery import PeerRecovery
 
 _log = logging.getLogger(__name__)

@@ -15,8 +15,7 @@ from funcpipe import FuncPipe
 from funcpipe.analysis.predict import predict
 from funcpipe.api import evaluating
 from funcpipe.api.evaluating import EvaluationResult
-from funcpipe.client.prepare.session import Session, session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Session, Site, session_on
 from funcpipe.core import ModelProfile, Plan
 from funcpipe.errors import DataError, PlanError
 from funcpipe.partitioner.problem.goal import forward_only

@@ -22,7 +22,7 @@ from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.local.output import FOLDER, log_file
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import list_generations, reserve_generation, write_record
-from funcpipe.runstate.keyring import signed
+from funcpipe.runstate.signing import signed
 from funcpipe.training.averaging import EMA
 from funcpipe.training.verify import TensorDifference, Verification
 from tests.e2e import small

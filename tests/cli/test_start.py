@@ -15,7 +15,7 @@ from funcpipe.core import write
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.platforms.process import environment
 from funcpipe.runstate.generations import reserve_generation, write_record
-from funcpipe.runstate.keyring import signed
+from funcpipe.runstate.signing import signed
 from tests.e2e import small
 from tests.run_documents import RECORD
 from tests.support.processes import runs

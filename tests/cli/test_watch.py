@@ -17,9 +17,9 @@ from rich.console import Console
 
 from funcpipe.cli import main
 from funcpipe.cli.watch import Left, leaving_with
-from funcpipe.client.control.run_status import RunStatus, WorkerStatus
-from funcpipe.client.control.run_view import RunView, StepLoss, Succession
+from funcpipe.client.control.status import RunStatus, WorkerStatus
 from funcpipe.client.control.verdict import Verdict
+from funcpipe.client.control.watching import RunView, StepLoss, Succession
 from funcpipe.core import Busy, Outcome, RequestCounts, ValidationReport
 from funcpipe.runstate.liveness import WorkerState
 from funcpipe.show.watch import Lines, screen, sparkline

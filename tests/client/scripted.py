@@ -5,8 +5,7 @@ from dataclasses import dataclass, field, replace
 from funcpipe.client.follow.supervisor import Supervisor
 from funcpipe.client.follow.upload import upload
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import (
     FaultTolerance,
     FunctionSize,

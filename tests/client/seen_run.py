@@ -8,8 +8,8 @@ from funcpipe.platforms.base import Storage
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.functions import start_function
 from funcpipe.runstate.generations import reserve_generation, write_record
-from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.signing import signed
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.recording import Recording
 from tests.run_documents import BEAT, PLAN, RECORD

@@ -22,7 +22,7 @@ from rich.console import Console
 from torch import nn
 
 from funcpipe import show as render
-from funcpipe.client.control.stopping import status
+from funcpipe.client.control.status import status
 from funcpipe.client.follow.results import RunResult
 from funcpipe.client.prepare.job import Job
 from funcpipe.core import (

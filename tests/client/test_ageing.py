@@ -14,8 +14,7 @@ import torch
 from funcpipe.client.follow.launch import launch
 from funcpipe.client.follow.results import Progress, RunResult
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
-from funcpipe.client.prepare.session import Session, session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Session, Site, session_on
 from funcpipe.core import RunSettings
 from funcpipe.core.settings import NO_LIMITS, WHY_GONE
 from funcpipe.errors import RunHalted, RunUnknown, WorkerFailed

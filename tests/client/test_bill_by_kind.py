@@ -12,15 +12,14 @@ from funcpipe.client.follow.launch import launch
 from funcpipe.client.follow.results import Progress
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import Bill, FaultTolerance, Heartbeat, PlatformSpec, RunLimits, RunSettings, Stores, StoreSpec
 from funcpipe.core.stores import CountsByKind, RequestCounts
 from funcpipe.errors import PlanError, RunHalted
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.documents import get_document
-from funcpipe.runstate.keyring import signed
+from funcpipe.runstate.signing import signed
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform

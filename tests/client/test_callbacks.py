@@ -10,8 +10,7 @@ from funcpipe.client.follow.launch import launch, launch_detached
 from funcpipe.client.follow.results import Progress, RunResult
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import RunSettings
 from funcpipe.errors import InvalidValue, RunHalted
 from funcpipe.testing.memory_storage import MemoryStorage

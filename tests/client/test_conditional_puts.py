@@ -6,14 +6,13 @@ import pytest
 
 from funcpipe.client.follow.launch import launch
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import RunSettings
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.base import OPEN, Gate, Storage
 from funcpipe.platforms.wrappers import Routed, StorageWrapper
 from funcpipe.runstate.generations import reserve_generation
-from funcpipe.runstate.keyring import signed
+from funcpipe.runstate.signing import signed
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.client.held import HeldPlatform
 from tests.client.threads import RUN, smaller_job

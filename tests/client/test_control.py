@@ -7,12 +7,12 @@ from collections.abc import Callable
 
 import pytest
 
-from funcpipe.client.control.stopping import clean, status, stop
+from funcpipe.client.control.status import status
+from funcpipe.client.control.stopping import clean, stop
 from funcpipe.client.follow.launch import launch
 from funcpipe.client.follow.results import Progress, RunResult
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import (
     FaultTolerance,
     FunctionSize,
@@ -32,9 +32,9 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import newest_record, reserve_generation, write_record
 from funcpipe.runstate.halt import halt_run, read_order
-from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import load_resume_point
+from funcpipe.runstate.signing import signed
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform

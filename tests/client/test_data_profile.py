@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from funcpipe.client.prepare.data_profile import profile_data
+from funcpipe.client.prepare.profiling import profile_data
 from funcpipe.errors import DataError
 
 

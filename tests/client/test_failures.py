@@ -6,7 +6,7 @@ import pytest
 
 from funcpipe.cli.commands import parse
 from funcpipe.client.control.commands import after_failure, after_removal
-from funcpipe.client.control.failures import awaited_by, final_failure, first_failure, how_it_ended
+from funcpipe.client.control.verdict import awaited_by, final_failure, first_failure, how_it_ended
 from funcpipe.core import Busy, LeaseDocument, Outcome, WorkerReport
 from funcpipe.core.settings import WHY_GONE
 from funcpipe.platforms.base import Cause, Handle, State, Status

@@ -14,8 +14,7 @@ import torch
 from funcpipe.client.follow.launch import launch, launch_detached
 from funcpipe.client.follow.results import Progress, RunResult
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import DEFAULT_STORES, Invocation, Outcome, PlatformSpec, RunSettings, WorkerReport
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import PlanError, PlatformError, RunInterrupted
@@ -24,11 +23,10 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import list_generations, newest_record
-from funcpipe.runstate.heartbeats import newest_heartbeat
-from funcpipe.runstate.keyring import KeyFolder, signed
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.liveness import newest_heartbeat
 from funcpipe.runstate.resume import load_resume_point
-from funcpipe.runstate.signed_storage import key_of
+from funcpipe.runstate.signing import KeyFolder, key_of, signed
 from funcpipe.runstate.spending import reported_requests, spent_so_far, worker_reports
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.client.held import HeldPlatform

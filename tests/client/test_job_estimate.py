@@ -5,12 +5,10 @@ from dataclasses import replace
 import pytest
 
 from funcpipe.api import FuncPipe
-from funcpipe.client.prepare.cost_limits import check_limits
-from funcpipe.client.prepare.job_estimate import estimate_job
+from funcpipe.client.prepare.job_estimate import check_limits, estimate_job
 from funcpipe.client.prepare.job_shape import JobShape, job_shape
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import (
     Estimate,
     FaultTolerance,

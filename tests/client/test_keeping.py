@@ -8,17 +8,17 @@ import pytest
 import torch
 
 from funcpipe import RunSettings, Verdict, export
-from funcpipe.client.control.stopping import clean, status, stop
+from funcpipe.client.control.status import status
+from funcpipe.client.control.stopping import clean, stop
 from funcpipe.client.follow.launch import launch, launch_detached
 from funcpipe.client.follow.results import Progress, RunResult
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.errors import InvalidValue, PlanError, RunInterrupted, RunUnknown
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.generations import newest_record
-from funcpipe.runstate.keyring import KeyFolder, signed
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.signing import KeyFolder, signed
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client.held import HeldPlatform

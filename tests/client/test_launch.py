@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 import torch
 
-from funcpipe.client.control.stopping import order_end, status
+from funcpipe.client.control.status import status
+from funcpipe.client.control.stopping import order_end
 from funcpipe.client.control.verdict import Verdict
 from funcpipe.client.follow import interruption
 from funcpipe.client.follow.launch import launch, launch_detached
 from funcpipe.client.follow.results import OnProgress, Progress, RunResult, ignore_progress
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import Invocation, RunSettings
 from funcpipe.errors import PlanError, PlatformError, RunInterrupted, StorageBusy
 from funcpipe.platforms.base import Handle, Status
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.generations import list_generations, newest_record
-from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.signing import signed
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client.held import HeldPlatform

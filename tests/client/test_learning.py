@@ -14,8 +14,7 @@ from funcpipe.client.follow.launch import launch
 from funcpipe.client.follow.results import OnProgress, Progress, RunResult, ignore_progress
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import FaultTolerance, Interval, Outcome, Plan, RunSettings, ScheduleKind, Sync, Wire
 from funcpipe.errors import InvalidValue, PlanError, WorkerFailed
 from funcpipe.model.graph import LayerGraph, trace

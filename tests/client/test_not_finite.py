@@ -13,13 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from funcpipe.client.control.stopping import status
+from funcpipe.client.control.status import status
 from funcpipe.client.follow.launch import launch
 from funcpipe.client.follow.results import Progress, RunResult, ignore_progress
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import FaultTolerance, OnNan, RunSettings, to_text
 from funcpipe.errors import NotFinite, WorkerFailed
 from funcpipe.platforms.catalog import load_spec

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from funcpipe import DataError, data
-from funcpipe.client.prepare.data_profile import profile_data
+from funcpipe.client.prepare.data import open_data
 from funcpipe.client.prepare.job import Learner, SampleOrder, make_job
-from funcpipe.client.prepare.open_data import open_data
+from funcpipe.client.prepare.profiling import profile_data
 from funcpipe.core import RunSettings
 from funcpipe.training.data import MeteredFactory
 from funcpipe.training.recipe import Recipe

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 
-from funcpipe.client.control.stopping import clean, run_key, status, stop
+from funcpipe.client.control.status import status
+from funcpipe.client.control.stopping import clean, run_key, stop
 from funcpipe.client.control.watching import Watcher
 from funcpipe.client.follow.export import export
 from funcpipe.client.follow.launch import launch, launch_detached
 from funcpipe.client.follow.results import Progress
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
-from funcpipe.client.prepare.session import Session, session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Session, Site, session_on
 from funcpipe.core import Halt, RunSettings
 from funcpipe.core.settings import NO_LIMITS
 from funcpipe.errors import InvalidValue, RunHalted, RunInterrupted, RunUnknown
@@ -22,12 +22,12 @@ from funcpipe.neighbours.parameter_server import on_functions as server_function
 from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions, train_on_functions
 from funcpipe.neighbours.parameter_server.server_run import ServerRun
 from funcpipe.platforms.catalog import load_market
-from funcpipe.runstate.detached import mark_detached
+from funcpipe.runstate.functions import mark_detached
 from funcpipe.runstate.generations import newest_record, reserve_generation
 from funcpipe.runstate.halt import halt_run
-from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import owned
+from funcpipe.runstate.signing import signed
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client.held import HeldPlatform

@@ -14,13 +14,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from funcpipe.client.control.run_status import RunStatus
-from funcpipe.client.control.stopping import status
+from funcpipe.client.control.status import RunStatus, status
 from funcpipe.client.follow.launch import launch, launch_detached
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import FaultTolerance, Outcome, RunSettings, WatchSpec, WorkerSpec, from_text
 from funcpipe.core.backoff import Backoff
 from funcpipe.core.run_key import RunKey
@@ -28,12 +26,11 @@ from funcpipe.errors import CorruptMessage, WorkerFailed
 from funcpipe.model.split import load_stage
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.runstate.detached import list_detached
 from funcpipe.runstate.documents import encode_document
+from funcpipe.runstate.functions import list_detached
 from funcpipe.runstate.generations import list_generations
-from funcpipe.runstate.keyring import KeyFolder
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.signed_storage import SignedStorage, key_of
+from funcpipe.runstate.signing import KeyFolder, SignedStorage, key_of
 from funcpipe.testing.faults import FunctionFaults, FunctionKilled
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform

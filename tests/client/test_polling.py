@@ -2,16 +2,14 @@
 
 import pytest
 
-from funcpipe.client.follow.polling import StepPolls
-from funcpipe.client.follow.steps import await_step
+from funcpipe.client.follow.steps import StepPolls, await_step
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import FaultTolerance, StepReport
 from funcpipe.errors import DeadlineExceeded
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.owner import owned
-from funcpipe.runstate.step_reports import StepReader
+from funcpipe.runstate.reports import StepReader
 from tests.client.scripted import KEYS, Run
 from tests.client.threads import job
 

@@ -8,8 +8,7 @@ import torch
 from funcpipe.client.follow.launch import launch
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import Precision, RunSettings
 from funcpipe.model.graph import trace
 from funcpipe.platforms.catalog import load_spec

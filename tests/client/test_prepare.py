@@ -16,8 +16,7 @@ from funcpipe.client.follow.launch import launch
 from funcpipe.client.follow.results import Progress
 from funcpipe.client.prepare.job import Learner, SampleOrder
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare, prepare_training
-from funcpipe.client.prepare.session import Session, open_session, session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Session, Site, open_session, session_on
 from funcpipe.core import Estimate, FaultTolerance, Halt, Plan, StageEstimate
 from funcpipe.core.settings import DEFAULT_FAULTS, NO_LIMITS, settings_with
 from funcpipe.errors import (
@@ -36,8 +35,8 @@ from funcpipe.platforms.base import Platform, StorageUrls
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.runstate.generations import newest_record, reserve_generation, write_record
 from funcpipe.runstate.halt import halt_run
-from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.signing import signed
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client.halting import Halting

@@ -8,12 +8,10 @@ import pytest
 from funcpipe import FuncPipe
 from funcpipe.client.follow.launch import launch
 from funcpipe.client.follow.upload import upload
-from funcpipe.client.prepare.cost_limits import check_limits
 from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.job_estimate import check_limits
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
-from funcpipe.client.prepare.prices import prices_at
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, prices_at, session_on
 from funcpipe.core import Plan, PlatformSpec, RunLimits, RunSettings, WorkerSpec
 from funcpipe.errors import PlanError
 from funcpipe.platforms.catalog import load_spec

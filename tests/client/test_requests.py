@@ -11,15 +11,14 @@ from funcpipe.client.follow.launch import launch
 from funcpipe.client.follow.results import Progress, RunResult
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import Bill, FaultTolerance, Heartbeat, Outcome, RequestCounts, RunLimits, RunSettings
 from funcpipe.errors import RunHalted
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.wrappers import Answer, StorageWrapper
 from funcpipe.runstate.documents import get_document
-from funcpipe.runstate.keyring import signed
+from funcpipe.runstate.signing import signed
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform

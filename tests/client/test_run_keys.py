@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from funcpipe.client.control.stopping import clean, status, stop
+from funcpipe.client.control.status import status
+from funcpipe.client.control.stopping import clean, stop
 from funcpipe.client.follow.launch import launch, launch_detached
 from funcpipe.client.follow.results import Progress
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import RunSettings
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import RunInterrupted, RunKeyMissing, StorageError
@@ -20,9 +20,8 @@ from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import list_generations, newest_record, reserve_generation
-from funcpipe.runstate.keyring import FOLDER, RUN_KEY, KeyFolder, signed
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.signed_storage import key_of
+from funcpipe.runstate.signing import FOLDER, RUN_KEY, KeyFolder, key_of, signed
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client.held import HeldPlatform

@@ -19,8 +19,7 @@ from torch.utils.data import TensorDataset
 
 from funcpipe.api import FuncPipe
 from funcpipe.client.prepare.job import Job, Learner, SampleOrder, make_job
-from funcpipe.client.prepare.session import Session, session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Session, Site, session_on
 from funcpipe.core import MB, FaultTolerance, RunSettings
 from funcpipe.core.backoff import Backoff
 from funcpipe.errors import ModelError

@@ -15,8 +15,7 @@ from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.job_estimate import estimate_job
 from funcpipe.client.prepare.job_shape import JobShape, job_shape
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import (
     Bill,
     FaultTolerance,

@@ -15,13 +15,12 @@ from torch.nn import functional as F
 from funcpipe import DataError, FuncPipe, ModelError, PlanError, export
 from funcpipe.client.follow.callbacks import EachStep
 from funcpipe.client.follow.results import Progress, RunResult
-from funcpipe.client.prepare.session import Session, session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Session, Site, session_on
 from funcpipe.core import FaultTolerance, Plan, RunSettings, Validation
 from funcpipe.errors import RunUnknown
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.generations import newest_record
-from funcpipe.runstate.keyring import signed
+from funcpipe.runstate.signing import signed
 from funcpipe.testing.faults import ClientKilled
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time

@@ -8,14 +8,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from funcpipe.client.control.stopping import clean
-from funcpipe.client.control.takeover import take_over
+from funcpipe.client.control.stopping import clean, take_over
 from funcpipe.client.follow.launch import launch, launch_detached
 from funcpipe.client.follow.results import Progress, RunResult
 from funcpipe.client.follow.upload import upload
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import Halt, RunSettings
 from funcpipe.errors import RunHalted, RunInterrupted, RunTaken, RunUnknown
 from funcpipe.platforms.base import State
@@ -23,9 +21,9 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.functions import start_function
 from funcpipe.runstate.generations import list_generations, newest_record, reserve_generation, write_payload
-from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import OwnerLease
+from funcpipe.runstate.signing import signed
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client.held import HeldPlatform

@@ -15,8 +15,8 @@ from funcpipe.errors import InputError
 from funcpipe.neighbours.history.journal import append, filing, history_file, read_history
 from funcpipe.platforms.local.output import CLIENT, FunctionOutput, keep_client_log, log_file
 from funcpipe.runstate.generations import reserve_generation
-from funcpipe.runstate.keyring import KeyFolder, signed
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.signing import KeyFolder, signed
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.neighbours.history.observations import observation
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from funcpipe import Callback, Progress, RunResult, RunSettings, Verdict, export
-from funcpipe.client.control.stopping import status
+from funcpipe.client.control.status import status
 from funcpipe.client.follow.callbacks import Callbacks
 from funcpipe.client.prepare.evaluation import make_evaluation
 from funcpipe.client.prepare.job import Job

@@ -16,7 +16,7 @@ from funcpipe.client.prepare.job import Job
 from funcpipe.core import FaultTolerance, Outcome, RunSettings, Validation
 from funcpipe.errors import InvalidValue, RunUnknown
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.runstate.validation_reports import ValidationKeys
+from funcpipe.runstate.reports import ValidationKeys
 from funcpipe.testing.faults import ClientKilled, FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time

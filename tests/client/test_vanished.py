@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 
-from funcpipe.client.control.stopping import clean, run_key, status, stop
+from funcpipe.client.control.status import status
+from funcpipe.client.control.stopping import clean, run_key, stop
 from funcpipe.client.control.verdict import Verdict
 from funcpipe.client.follow import results
 from funcpipe.client.follow.export import load_saved
@@ -19,18 +20,17 @@ from funcpipe.client.follow.launch import launch
 from funcpipe.client.follow.results import Progress, RunResult
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import RunSettings
 from funcpipe.core.settings import WHY_GONE
 from funcpipe.errors import RunHalted, RunUnknown, Superseded
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.generations import list_generations, newest_record, refuse_if_gone, write_record
-from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys, generation_of
 from funcpipe.runstate.lease import FencedStorage, Lease
 from funcpipe.runstate.owner import Owner, owned, raise_if_taken
 from funcpipe.runstate.resume import load_resume_point
+from funcpipe.runstate.signing import signed
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.state import StageState

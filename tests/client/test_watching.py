@@ -5,9 +5,8 @@ from dataclasses import replace
 
 import pytest
 
-from funcpipe.client.control.run_view import RunView, StepLoss
 from funcpipe.client.control.verdict import Verdict
-from funcpipe.client.control.watching import Watcher
+from funcpipe.client.control.watching import RunView, StepLoss, Watcher
 from funcpipe.core import Bill, Estimate, FinishedRun, Halt, Outcome
 from funcpipe.errors import PlatformError, RunUnknown
 from funcpipe.platforms.base import Platform

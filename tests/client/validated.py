@@ -15,8 +15,7 @@ from funcpipe.client.follow.results import OnProgress, RunResult, ignore_progres
 from funcpipe.client.prepare.evaluation import make_evaluation
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import FaultTolerance, Plan, RunLimits, RunSettings, ScheduleKind, Sync, Validation, Wire
 from funcpipe.core.settings import NO_LIMITS
 from funcpipe.model.graph import LayerGraph, trace

@@ -18,14 +18,13 @@ from funcpipe.client.follow.launch import launch
 from funcpipe.client.follow.results import Progress, RunResult
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import FaultTolerance, FunctionSize, Outcome, Plan, PlatformSpec, RunLimits, RunSettings
 from funcpipe.platforms.base import Deployment, StorageUrls
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import list_generations
-from funcpipe.runstate.keyring import signed
+from funcpipe.runstate.signing import signed
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.cloud.digits import data, model, optimizer, paused_loss
 from tests.e2e.plans import even_plan

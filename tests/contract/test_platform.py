@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from funcpipe.client.prepare.site import open_local
+from funcpipe.client.prepare.session import open_local
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.testing.platform_contract import PlatformContract

@@ -10,7 +10,7 @@ from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aliyun.oss import OssStorage
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.runstate.generations import reserve_generation
-from funcpipe.runstate.keyring import signed
+from funcpipe.runstate.signing import signed
 from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY, OssServer
 from tests.s3_servers import S3Server
 

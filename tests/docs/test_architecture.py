@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 
 from funcpipe.core import Routes, ScheduleKind, Sync
-from funcpipe.runstate import run_objects
+from funcpipe.runstate import generations as run_objects
 from funcpipe.scheduler.graph import StepShape, build_graph
 from funcpipe.training import gradients
 

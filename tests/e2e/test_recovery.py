@@ -19,7 +19,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from funcpipe.api import FuncPipe
-from funcpipe.client.control.stopping import clean, status
+from funcpipe.client.control.status import status
+from funcpipe.client.control.stopping import clean
 from funcpipe.client.follow.callbacks import EachStep
 from funcpipe.client.follow.results import Progress, RunResult
 from funcpipe.core import FaultTolerance, Outcome, Plan, RunLimits, RunSettings, write
@@ -28,9 +29,9 @@ from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_platform, open_storage
 from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import newest_record
-from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import load_resume_point
+from funcpipe.runstate.signing import signed
 from tests.e2e import small
 from tests.e2e.plans import even_plan
 from tests.support.processes import functions_of, hosts_of

@@ -12,8 +12,7 @@ from torch.nn import functional as F
 from funcpipe import FaultTolerance, FuncPipe, Progress, RunInterrupted, clean, open_storage, status
 from funcpipe.client.follow.callbacks import EachStep
 from funcpipe.runstate.generations import list_generations
-from funcpipe.runstate.keyring import FOLDER, RUN_KEY, KeyFolder
-from funcpipe.runstate.signed_storage import key_of
+from funcpipe.runstate.signing import FOLDER, RUN_KEY, KeyFolder, key_of
 from tests.e2e import small
 from tests.support.processes import functions_of, hosts_of
 

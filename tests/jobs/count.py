@@ -9,8 +9,8 @@ import random
 
 import torch
 
-from funcpipe.runstate.keyring import KeyFolder
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.signing import KeyFolder
 from tests.jobs.composed import Job, drawn, outcome
 from tests.support.run_keys import NONCE, RUN_KEY, remembered_keys
 

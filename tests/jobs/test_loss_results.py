@@ -13,8 +13,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from funcpipe import EMA, FuncPipe, Validation
 from funcpipe.api import training
-from funcpipe.client.prepare.session import Session, session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Session, Site, session_on
 from funcpipe.core import FaultTolerance, Plan, ScheduleKind, Sync, Wire
 from funcpipe.errors import DataError, ModelError
 from funcpipe.model.graph import trace

@@ -12,13 +12,11 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from funcpipe import FuncPipe
-from funcpipe.client.follow.continuation import write_back
 from funcpipe.client.follow.launch import launch
-from funcpipe.client.prepare.job import Learner, SampleOrder, make_job
-from funcpipe.client.prepare.learned import Learned
+from funcpipe.client.follow.results import write_back
+from funcpipe.client.prepare.job import Learned, Learner, SampleOrder, make_job
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import RunSettings
 from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import load_spec

@@ -16,14 +16,11 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader
 
 from funcpipe import EMA, FuncPipe, Pins, Teacher
-from funcpipe.client.follow.continuation import write_back
 from funcpipe.client.follow.launch import launch
-from funcpipe.client.follow.results import RunResult
-from funcpipe.client.prepare.job import Job, Learner, SampleOrder, make_job
-from funcpipe.client.prepare.learned import Learned
+from funcpipe.client.follow.results import RunResult, write_back
+from funcpipe.client.prepare.job import Job, Learned, Learner, SampleOrder, make_job
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import FaultTolerance, RunSettings, ScheduleKind
 from funcpipe.errors import ModelError, PlanError, WorkerFailed
 from funcpipe.neighbours.parameter_server.loops import History, LoopConfig, train_synchronously

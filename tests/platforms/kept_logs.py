@@ -10,8 +10,7 @@ from torch import Tensor
 
 from funcpipe.client.follow.upload import upload
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import Plan
 from funcpipe.core.logs import BEGINS, PRINTED, LogLine, merged
 from funcpipe.platforms.base import Platform, State, Status, Storage

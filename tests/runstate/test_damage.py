@@ -8,14 +8,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from funcpipe.client.control.stopping import status
+from funcpipe.client.control.status import status
 from funcpipe.client.control.verdict import Verdict
 from funcpipe.client.follow.launch import launch
 from funcpipe.client.follow.results import Progress
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import Session, session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Session, Site, session_on
 from funcpipe.core import FaultTolerance, Halt, RunSettings
 from funcpipe.errors import CorruptMessage, PlatformError, RunHalted, RunUnknown
 from funcpipe.platforms.base import OPEN, Gate, Platform
@@ -24,10 +23,9 @@ from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import list_generations, newest_record
 from funcpipe.runstate.halt import halt_run
-from funcpipe.runstate.keyring import RUN_KEY, KeyFolder, signed
 from funcpipe.runstate.keys import Keys, is_message
 from funcpipe.runstate.resume import load_first_tensors, load_resume_point
-from funcpipe.runstate.signed_storage import key_of
+from funcpipe.runstate.signing import RUN_KEY, KeyFolder, key_of, signed
 from funcpipe.runstate.spending import spent_so_far
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 from torch import nn
 
-from funcpipe.client.control.stopping import status, stop
+from funcpipe.client.control.status import status
+from funcpipe.client.control.stopping import stop
 from funcpipe.core import Halt, to_text
 from funcpipe.errors import CorruptMessage, RunKeyMissing
 from funcpipe.platforms.catalog import open_platform
@@ -22,9 +23,8 @@ from funcpipe.runstate.generations import (
     write_payload,
     write_record,
 )
-from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.signed_storage import OneKey, SignedStorage
+from funcpipe.runstate.signing import OneKey, SignedStorage, signed
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.norms import GradientNorm
 from funcpipe.training.state import capture_state

@@ -5,10 +5,10 @@ import pytest
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import CorruptMessage, RunUnknown
 from funcpipe.platforms.shared.cloud import KeyWrap, new_secret
-from funcpipe.runstate.detached import MarkedKeys, mark_detached
 from funcpipe.runstate.documents import put_document
+from funcpipe.runstate.functions import MarkedKeys, mark_detached
 from funcpipe.runstate.generations import find_record, newest_record, write_record
-from funcpipe.runstate.signed_storage import SignedStorage
+from funcpipe.runstate.signing import SignedStorage
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.runstate.test_forgeries import OURS
 from tests.runstate.test_signed_storage import KEYS, ORDER, by_another

@@ -9,8 +9,8 @@ import pytest
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import InvalidValue
 from funcpipe.runstate.generations import delete_generation, delete_objects, reserve_generation
-from funcpipe.runstate.keyring import FOLDER, RUN_KEY, KeyFolder, signed
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.signing import FOLDER, RUN_KEY, KeyFolder, signed
 from funcpipe.testing.memory_storage import MemoryStorage
 
 

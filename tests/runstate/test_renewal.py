@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from funcpipe.errors import StorageBusy, Superseded
-from funcpipe.runstate.detached import mark_detached
+from funcpipe.runstate.functions import mark_detached
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.renewal import DAY_S, Renewal
 from funcpipe.testing.memory_storage import MemoryStorage

@@ -11,12 +11,11 @@ from funcpipe.core import MARKS, LeaseDocument, ServerFunctionSpec
 from funcpipe.neighbours.parameter_server.function_messages import ServerKeys
 from funcpipe.neighbours.parameter_server.replica import data_key
 from funcpipe.profiler.remote import keys as measured
-from funcpipe.runstate.detached import unmark_run
 from funcpipe.runstate.documents import put_document
-from funcpipe.runstate.generations import delete_generation, delete_objects
+from funcpipe.runstate.functions import unmark_run
+from funcpipe.runstate.generations import delete_generation, delete_objects, is_written
 from funcpipe.runstate.keys import Keys, OwnerKeys
-from funcpipe.runstate.run_objects import is_written
-from funcpipe.runstate.validation_reports import BestKeys, ValidationKeys
+from funcpipe.runstate.reports import BestKeys, ValidationKeys
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.runstate.strange import RUN, strange
 

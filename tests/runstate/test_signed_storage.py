@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.client.control.stopping import status
+from funcpipe.client.control.status import status
 from funcpipe.core import Halt, Heartbeat, RunRecord
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import CorruptMessage, KeyMissing, RunUnknown
@@ -19,9 +19,8 @@ from funcpipe.runstate.documents import encode_document, find_readable_document,
 from funcpipe.runstate.generations import (
     find_record,
 )
-from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys, generation_of, is_message
-from funcpipe.runstate.signed_storage import OneKey, SignedStorage
+from funcpipe.runstate.signing import OneKey, SignedStorage, signed
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.run_documents import BEAT
 from tests.support.run_keys import NONCE, signed_for_tests

@@ -12,7 +12,7 @@ from funcpipe.errors import CorruptMessage, FormatError, KeyMissing, Superseded
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.wrappers import Answer, StorageWrapper
 from funcpipe.runstate.lease import FencedStorage, Lease
-from funcpipe.runstate.step_reports import SUMMARY_POLLS, StepReader, load_reported
+from funcpipe.runstate.reports import SUMMARY_POLLS, StepReader, load_reported
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker.step_runner import StepReporter
 from tests.support.races import KEYS, SECOND, spec_of

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from funcpipe import show as render
 from funcpipe.analysis.compare import LaneReport, LaneUse, Report
-from funcpipe.client.control.run_status import RunStatus, WorkerStatus
+from funcpipe.client.control.status import RunStatus, WorkerStatus
 from funcpipe.client.control.verdict import Verdict
 from funcpipe.core import (
     Busy,

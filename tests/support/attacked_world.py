@@ -11,19 +11,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from funcpipe.client.control.stopping import clean, status, stop
+from funcpipe.client.control.status import status
+from funcpipe.client.control.stopping import clean, stop
 from funcpipe.client.follow.launch import launch
 from funcpipe.client.follow.results import RunResult
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import FaultTolerance, RunSettings
 from funcpipe.errors import FuncPipeError
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.platforms.wrappers import Retried
-from funcpipe.runstate.keyring import FOLDER
+from funcpipe.runstate.signing import FOLDER
 from funcpipe.testing.faults import FunctionFaults, FunctionStorage
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform

@@ -24,8 +24,8 @@ from funcpipe.client.control import stopping as control
 from funcpipe.client.follow.results import RunResult
 from funcpipe.errors import FuncPipeError, RunUnknown
 from funcpipe.runstate import owner
-from funcpipe.runstate.keyring import FOLDER, RUN_KEY
 from funcpipe.runstate.renewal import DAY_S
+from funcpipe.runstate.signing import FOLDER, RUN_KEY
 from funcpipe.worker import checkpoint_manager
 from funcpipe.worker.progress import WorkerProgress
 from tests.support import attacked_world

@@ -20,8 +20,7 @@ from funcpipe.client.follow.launch import launch, launch_detached
 from funcpipe.client.follow.results import OnProgress, Progress, RunResult, ignore_progress
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import FaultTolerance, Plan, RunSettings, ScheduleKind, Sync, Wire
 from funcpipe.errors import FuncPipeError
 from funcpipe.model.graph import trace
@@ -30,8 +29,8 @@ from funcpipe.platforms.catalog import load_spec, open_platform
 from funcpipe.platforms.wrappers import Retried
 from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import newest_record
-from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.signing import signed
 from funcpipe.testing.faults import STORAGE_FAULTS, ClientKilled, Fault, Outage, damage
 from funcpipe.testing.faulty_storage import FaultyStorage
 from funcpipe.testing.memory_storage import MemoryStorage

@@ -17,8 +17,7 @@ from types import SimpleNamespace
 from typing import Any, cast
 from unittest import mock
 
-from funcpipe.client.control.stopping import clean
-from funcpipe.client.control.takeover import take_over
+from funcpipe.client.control.stopping import clean, take_over
 from funcpipe.client.follow import functions as client_functions
 from funcpipe.client.follow import launch as launching
 from funcpipe.client.follow.upload import upload
@@ -30,12 +29,11 @@ from funcpipe.platforms import function_group
 from funcpipe.platforms.base import Handle, PlainKeys, Platform, State, Status, Storage
 from funcpipe.platforms.catalog import LOCAL, load_spec
 from funcpipe.runstate.generations import load_payload, newest_record, reserve_generation, write_payload, write_record
-from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.runstate.owner import Owner, OwnerLease, OwnerWatch
 from funcpipe.runstate.resume import ResumePoint
-from funcpipe.runstate.signed_storage import SignedStorage, key_of
+from funcpipe.runstate.signing import SignedStorage, key_of, signed
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker.peer_recovery import PeerRecovery
 from tests.support.actors import Actor, AskingStorage

@@ -11,9 +11,9 @@ from funcpipe.core import RunRecord
 from funcpipe.errors import KeyMissing, RunHalted, RunTaken, RunUnknown, Superseded
 from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import find_record, list_generations, newest_record
-from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import BEAT_S
+from funcpipe.runstate.signing import signed
 from tests.support.actors import Answered
 from tests.support.client_races import LEFT, PLATFORM, RUN, Cleaning, Restarting, Training, clients, stopped
 from tests.support.explored_world import World

@@ -15,8 +15,7 @@ from funcpipe.client.follow.launch import launch
 from funcpipe.client.follow.results import Progress, RunResult, ignore_progress
 from funcpipe.client.prepare.job import Job, Learner, SampleOrder, make_job
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import MB, FaultTolerance, OptimizerKind, Plan, RunSettings, ScheduleKind, Sync, Wire
 from funcpipe.errors import PlatformError
 from funcpipe.model.graph import trace

@@ -6,9 +6,8 @@ from unittest import mock
 
 from funcpipe.core.run_key import RunKey
 from funcpipe.platforms.base import Storage
-from funcpipe.runstate.keyring import KeyFolder
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.signed_storage import OneKey, SignedStorage
+from funcpipe.runstate.signing import KeyFolder, OneKey, SignedStorage
 
 RUN_KEY = RunKey("5eed" * 16)
 NONCE = RUN_KEY.fingerprint

@@ -12,8 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from funcpipe import FuncPipe
-from funcpipe.client.prepare.session import Session, session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Session, Site, session_on
 from funcpipe.errors import ModelError
 from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.model.split import StageModule, dump_stage, load_stage, split

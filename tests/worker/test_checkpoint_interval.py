@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from funcpipe.core import FaultTolerance, RunAccount, RunLimits
 from funcpipe.errors import InvalidValue
-from funcpipe.runstate.limits import BudgetGuard
+from funcpipe.runstate.halt import BudgetGuard
 from funcpipe.worker.checkpoint_manager import COST_SHARE, LATE_STEPS, CheckpointInterval, daly_s
 
 

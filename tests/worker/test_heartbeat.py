@@ -6,9 +6,9 @@ from dataclasses import replace
 from funcpipe.core import Heartbeat
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.runstate.documents import decode_document
-from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
+from funcpipe.runstate.liveness import newest_heartbeat
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker.heartbeat import HaltOrders, HeartbeatThread
 from tests.run_documents import BEAT

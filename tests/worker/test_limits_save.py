@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from funcpipe.client.follow.launch import launch
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import FaultTolerance, RunLimits, RunSettings
 from funcpipe.core.settings import NO_LIMITS
 from funcpipe.errors import RunHalted
@@ -23,9 +22,9 @@ from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.checkpoint_index import read_index
 from funcpipe.runstate.generations import newest_record
-from funcpipe.runstate.keyring import signed
+from funcpipe.runstate.halt import BudgetGuard
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.limits import BudgetGuard
+from funcpipe.runstate.signing import signed
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.e2e import small

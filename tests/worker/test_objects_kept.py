@@ -9,13 +9,12 @@ import pytest
 from funcpipe.client.follow.launch import launch, launch_detached
 from funcpipe.client.follow.results import Progress
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import FaultTolerance, RunSettings
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.generations import newest_record
-from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.signing import signed
 from funcpipe.testing.faults import ClientKilled
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.support import chaos

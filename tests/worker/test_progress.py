@@ -22,8 +22,8 @@ from funcpipe.core import (
 from funcpipe.core.settings import leaves_at_s, overlap_s
 from funcpipe.platforms.base import Invoked
 from funcpipe.runstate.documents import put_document
+from funcpipe.runstate.halt import BudgetGuard
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.limits import BudgetGuard
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker.hand_over import HandOverCosts
 from funcpipe.worker.loop import Worker

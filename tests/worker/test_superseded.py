@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from funcpipe.client.control.failures import final_failures, first_failure
+from funcpipe.client.control.verdict import final_failures, first_failure
 from funcpipe.client.follow.upload import upload
 from funcpipe.core import FaultTolerance, Outcome, WorkerSpec
 from funcpipe.platforms.base import OPEN, Gate, Invoked
 from funcpipe.runstate.halt import read_halt
-from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease, last_attempt
+from funcpipe.runstate.liveness import newest_heartbeat
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker.attempt import run_attempt
 from tests.e2e import small

@@ -9,23 +9,22 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from funcpipe.client.control.stopping import status, stop
+from funcpipe.client.control.status import status
+from funcpipe.client.control.stopping import stop
 from funcpipe.client.follow.launch import launch, launch_detached
 from funcpipe.client.follow.results import RunResult
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import FaultTolerance, Outcome, RunSettings, WatchSpec
 from funcpipe.platforms.base import OPEN, Gate, State, Storage
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.shared.cloud import KeyWrap
-from funcpipe.runstate.detached import list_detached, mark_detached
 from funcpipe.runstate.documents import put_document
-from funcpipe.runstate.functions import list_functions
+from funcpipe.runstate.functions import list_detached, list_functions, mark_detached
 from funcpipe.runstate.generations import newest_record
-from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.signing import signed
 from funcpipe.testing.faults import FunctionFaults, FunctionKilled
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform

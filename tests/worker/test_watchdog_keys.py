@@ -7,9 +7,8 @@ import pytest
 
 from funcpipe.core import WatchSpec
 from funcpipe.platforms.shared.cloud import KeyWrap
-from funcpipe.runstate.detached import list_detached, mark_detached
-from funcpipe.runstate.keyring import KeyFolder
-from funcpipe.runstate.signed_storage import key_of
+from funcpipe.runstate.functions import list_detached, mark_detached
+from funcpipe.runstate.signing import KeyFolder, key_of
 from tests.worker.test_watchdog import RUN, Place, Threads, assert_collected, job, keys_in
 
 

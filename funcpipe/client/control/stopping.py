@@ -1,99 +1,39 @@
-"""A run from outside, by its objects in storage: its status, an early end, and the removal of all its objects."""
+"""The end of a run from outside: it is stopped, taken over from another client, or removed with all its objects."""
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from funcpipe.client.control.failures import final_failure
-from funcpipe.client.control.run_status import RunStatus, finished_status, worker_status
-from funcpipe.client.control.verdict import judge
-from funcpipe.core import Halt, Outcome, RunRecord, ValidationReport, WorkerReport, WorkerSpec
+from funcpipe.client.control.status import RunStatus, read_status
+from funcpipe.core import Halt, Outcome, RunRecord, WorkerReport, WorkerSpec
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import CorruptMessage, PlatformError, RunKeyMissing, RunUnknown
 from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.platforms.catalog import open_platform as open_by_url
 from funcpipe.platforms.function_group import stop_functions
-from funcpipe.runstate.checkpoint_index import read_index
-from funcpipe.runstate.detached import unmark_generation
 from funcpipe.runstate.documents import POLL_S, find_readable_document, readable_documents
 from funcpipe.runstate.finished import find_finished
-from funcpipe.runstate.functions import list_functions
-from funcpipe.runstate.generations import find_record, list_generations, newest_record
-from funcpipe.runstate.halt import halt_run, read_halt
-from funcpipe.runstate.keyring import KeyFolder, signed
+from funcpipe.runstate.functions import list_functions, unmark_generation
+from funcpipe.runstate.generations import (
+    FoundObjects,
+    delete_generation,
+    find_objects,
+    find_record,
+    generations_of,
+    list_generations,
+    newest_record,
+)
+from funcpipe.runstate.halt import halt_run, notice_steps
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import is_superseded
-from funcpipe.runstate.limits import notice_steps
-from funcpipe.runstate.liveness import find_liveness, read_heartbeats
+from funcpipe.runstate.liveness import read_heartbeats
 from funcpipe.runstate.owner import owned, raise_if_taken
-from funcpipe.runstate.run_objects import FoundObjects, find_objects, generations_of
-from funcpipe.runstate.signed_storage import key_of
-from funcpipe.runstate.validation_reports import ValidationKeys, newest_report
+from funcpipe.runstate.signing import KeyFolder, key_of, signed
 
 _log = logging.getLogger(__name__)
 
 _MOST_POLL_S = 2.0  # each check that all workers have ended is several requests
 _SETTLE_S = 1.0  # then objects are deleted that functions wrote while they were ended
-
-
-def status(
-    storage: Storage,
-    run: str,
-    open_platform: OpenPlatform = open_by_url,
-    *,
-    clock: Callable[[], float] = time.time,
-    pause: Callable[[float], None] | None = None,
-) -> RunStatus:
-    """Return the status of the run of that name in `storage`; raises RunUnknown.
-
-    If a worker seems silent, or the platform cannot be asked, this waits with `pause` until a heartbeat must have come.
-    """
-    return read_status(signed(storage), run, open_platform, clock=clock, pause=pause)
-
-
-def read_status(
-    storage: Storage,
-    run: str,
-    open_platform: OpenPlatform,
-    *,
-    clock: Callable[[], float] = time.time,
-    pause: Callable[[float], None] | None = None,
-) -> RunStatus:
-    """Return what `status` does, on a storage that is signed."""
-    record = newest_record(storage, run)
-    keys = Keys.of(record)
-    finished = find_finished(storage, keys)
-    if finished is not None:
-        return finished_status(record, finished, _newest_validation(storage, record))
-    life = find_liveness(storage, record, open_platform, clock=clock, pause=pause or time.sleep)
-    halt = read_halt(storage, keys)
-    index = read_index(storage, keys, first_step=record.first_step)
-    saved_step = index.resume_step(len(record.plan.stages), record.plan.replicas)
-    validation = _newest_validation(storage, record)
-    verdict, explanation = judge(
-        *(record, life, halt, final_failure(storage, keys)),
-        saved_step=saved_step,
-        stopped_step=None if validation is None or not validation.ends(record.first_step) else validation.step,
-    )
-    beats = [worker.beat for worker in life.workers if worker.beat is not None]
-    return RunStatus(
-        run=run,
-        generation=record.generation,
-        steps=record.steps,
-        run_usd=max([beat.run_usd + beat.run_requests_usd for beat in beats], default=record.spent_usd),
-        run_s=max([beat.run_s for beat in beats], default=record.elapsed_s),
-        halt=None if halt is None else halt.reason,
-        verdict=verdict,
-        explanation=explanation,
-        saved_step=saved_step,
-        workers=tuple(worker_status(record, number, worker) for number, worker in enumerate(life.workers)),
-        validation=validation,
-        loss_over=record.loss_over,
-    )
-
-
-def _newest_validation(storage: Storage, record: RunRecord) -> ValidationReport | None:
-    return newest_report(storage, ValidationKeys.of(record)) or next(reversed(record.validations), None)
 
 
 def stop(
@@ -231,3 +171,32 @@ def _report(storage: Storage, keys: Keys, worker: str, attempt: int) -> WorkerRe
     if report is None or (report.is_final and is_superseded(storage, keys, worker, attempt)):
         return None
     return report
+
+
+def take_over(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_s: float = 60.0) -> None:
+    """End the work of any other client on `run`: its workers save a step and end, those left after `wait_s` at once.
+
+    The other client finds that it does not own the run any more, and leaves it alone. Raises RunTaken if a third client
+    takes the run over meanwhile.
+    """
+    with raise_if_taken(run), owned(storage, run, take_over=True) as owner:
+        try:
+            end_early(owner.storage, run, open_platform, wait_s=wait_s, reason="another client takes it over")
+        except RunUnknown:
+            _log.info("run %s: has not begun yet, so that nothing of it can be saved", run)
+        for keys in generations_of(find_objects(owner.storage, Keys(run).run_prefix).own):
+            end_functions(owner.storage, keys, open_platform)
+
+
+def end_leftovers(storage: Storage, run: str, open_platform: OpenPlatform, *, keep: Keys | None) -> None:
+    """End and delete what clients that died have left of all generations but `keep`, which is to be resumed."""
+    for keys in list_generations(storage, run):
+        if keys != keep:
+            _log.warning("run %s: deletes what is left of generation %d", run, keys.generation)
+            end_generation(storage, keys, open_platform)
+
+
+def end_generation(storage: Storage, keys: Keys, open_platform: OpenPlatform) -> None:
+    """End the functions of a generation, also those just being started, and delete it."""
+    end_functions(storage, keys, open_platform, for_good=True)
+    delete_generation(storage, keys)

@@ -1,27 +1,102 @@
-"""The model of a run, read from its storage: of one that has finished, was stopped, or still trains."""
+"""What a run has trained: of model and loss, read from its storage and written into the user's own.
+
+The run has finished, was stopped, or still trains.
+"""
 
 import logging
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from funcpipe.client.follow.continuation import write_trained
-from funcpipe.client.follow.trained_loss import TrainedLoss
 from funcpipe.core import RunRecord
 from funcpipe.errors import CorruptMessage, InvalidValue, KeyMissing, ModelError, RunUnknown
-from funcpipe.model.tensors import named_tensors
+from funcpipe.model.graph.reachable import reaches
+from funcpipe.model.split.module_state import Attributes, write_attributes
+from funcpipe.model.split.stage import block_names, hold, of_loss
+from funcpipe.model.tensors import load_tensors, named_tensors, saved_state
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.generations import newest_record
-from funcpipe.runstate.keyring import signed
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.signing import signed
 from funcpipe.training.losses import LossFunction
 from funcpipe.training.sharding import unshard
-from funcpipe.training.state import StageState, merge_stages
+from funcpipe.training.state import ATTRIBUTES, MODEL, StageState, merge_stages
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedLoss:
+    """The `tensors` of a loss that are trained or change with its calls, under the names that it has for them.
+
+    `averaged` are the same with the average over steps, and `best` those of the best validation; empty without.
+    `attributes` are the Python attributes that calls change for the next ones, of modules in `blocks`.
+    """
+
+    tensors: Mapping[str, Tensor] = field(default_factory=dict)
+    averaged: Mapping[str, Tensor] = field(default_factory=dict)
+    best: Mapping[str, Tensor] = field(default_factory=dict)
+    attributes: Attributes = field(default_factory=dict)
+    blocks: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, learned: StageState, best: StageState | None = None) -> "TrainedLoss":
+        """The loss in `learned`, all of a checkpoint; `best` is that of the best validation."""
+        return cls(
+            tensors=learned.loss_state_dict(),
+            averaged=learned.averaged_loss_state_dict(),
+            best={} if best is None else best.loss_state_dict(),
+            attributes=learned.loss_attributes(),
+            blocks=block_names(learned.settings.get(ATTRIBUTES, {})),
+        )
+
+    def places_in(self, loss: Callable[..., Any]) -> dict[str, Tensor]:
+        """The tensors of `loss` that these are written into. Raises ModelError if it has no such modules."""
+        modules = {path: value for path, value in reaches(loss) if isinstance(value, nn.Module)}
+        for path in of_loss(dict.fromkeys(self.blocks)):
+            if path not in modules:
+                raise ModelError(f"the run trained a loss with a module {path!r}; make the loss as it was for the run")
+        return named_tensors(hold(loss, self.blocks))
+
+    def write_to(self, loss: Callable[..., Any]) -> None:
+        """Write it into `loss`."""
+        holder = hold(loss, self.blocks)
+        load_tensors(holder, self.tensors)
+        write_attributes(holder, self.attributes)
+
+    def with_all_of(self, loss: Callable[..., Any]) -> "TrainedLoss":
+        """The same with all tensors of a `loss` that is a module, as its `state_dict` has them."""
+        if not isinstance(loss, nn.Module) or not self.tensors:
+            return self
+        whole = saved_state(loss)
+        return replace(
+            self,
+            tensors={**whole, **self.tensors},
+            averaged={**whole, **self.averaged} if self.averaged else {},
+            best={**whole, **self.best} if self.best else {},
+        )
+
+
+def write_trained(
+    model: nn.Module, tensors: dict[str, Tensor], attributes: Attributes, learned: StageState | None
+) -> None:
+    """Write trained tensors, and what forwards leave for the next ones, into `model`."""
+    load_tensors(model, tensors)
+    write_attributes(model, attributes)
+    if learned is None:
+        return
+    buffers = dict(model.named_buffers())
+    with torch.no_grad():  # those that a state_dict leaves out
+        for name in learned.transient & buffers.keys():
+            trained = learned.tensors.get(MODEL + name)
+            if trained is not None and trained.shape == buffers[name].shape:
+                buffers[name].copy_(trained)
+
 
 _LOOKUPS = 5
 """The tries to read the newest checkpoint, if functions delete the one that was found before it is read."""

@@ -3,8 +3,8 @@
 import logging
 from dataclasses import replace
 
+from funcpipe.client.follow.export import TrainedLoss
 from funcpipe.client.follow.results import OnProgress, Progress, RunResult, best_state, load_trace, load_trained
-from funcpipe.client.follow.trained_loss import TrainedLoss
 from funcpipe.client.prepare.prepared_run import PreparedRun
 from funcpipe.core import Bill, FinishedRun, RunRecord
 from funcpipe.errors import RunUnknown
@@ -12,8 +12,8 @@ from funcpipe.runstate.finished import ended_step, keep_only_model, last_checkpo
 from funcpipe.runstate.generations import find_record
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import Owner
+from funcpipe.runstate.reports import ValidationKeys, load_reports
 from funcpipe.runstate.spending import spent_so_far
-from funcpipe.runstate.validation_reports import ValidationKeys, load_reports
 
 _log = logging.getLogger(__name__)
 

@@ -11,8 +11,8 @@ from funcpipe.platforms.base import Platform, Storage
 from funcpipe.platforms.function_group import Restarts, StartedFunction, WatchedFunction, stop_functions
 from funcpipe.runstate.documents import POLL_S
 from funcpipe.runstate.functions import list_functions, start_function
-from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.liveness import newest_heartbeat
 
 _LEAVING_S = 90.0
 """The wait of a client that has lost its run for the functions, which may be processes of its own."""

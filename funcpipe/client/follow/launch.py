@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from funcpipe.client.control.commands import after_failure, after_interrupt, after_removal, before_start
-from funcpipe.client.control.takeover import end_generation, end_leftovers
+from funcpipe.client.control.stopping import end_generation, end_leftovers
 from funcpipe.client.follow.finish import billed, collect_kept, finish
 from funcpipe.client.follow.interruption import interrupted, saved_if_interrupted
 from funcpipe.client.follow.results import OnProgress, RunResult, ignore_progress
@@ -29,8 +29,8 @@ from funcpipe.errors import (
     Superseded,
 )
 from funcpipe.platforms.local.output import keep_client_log
-from funcpipe.runstate.detached import mark_detached, unmark_run
 from funcpipe.runstate.finished import find_finished
+from funcpipe.runstate.functions import mark_detached, unmark_run
 from funcpipe.runstate.generations import (
     delete_generation,
     load_worker_specs,
@@ -40,10 +40,9 @@ from funcpipe.runstate.generations import (
     write_payload,
     write_record,
 )
-from funcpipe.runstate.keyring import KeyFolder
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import BEAT_S, Owner, owned
-from funcpipe.runstate.signed_storage import key_of
+from funcpipe.runstate.signing import KeyFolder, key_of
 from funcpipe.runstate.spending import spent_so_far
 
 _log = logging.getLogger(__name__)

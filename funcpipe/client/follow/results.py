@@ -3,11 +3,11 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from torch import Tensor
+from torch import Tensor, nn
 
+from funcpipe.client.follow.export import TrainedLoss, write_trained
 from funcpipe.client.follow.functions import unwatched_functions
-from funcpipe.client.follow.result_summary import result_summary
-from funcpipe.client.follow.trained_loss import TrainedLoss
+from funcpipe.client.prepare.job import Learned
 from funcpipe.core import (
     DEFAULT_STORES,
     Bill,
@@ -24,7 +24,10 @@ from funcpipe.core import (
     prices_of,
     store_bills,
 )
-from funcpipe.core.summary import HasSummary
+from funcpipe.core.bill import earlier_text
+from funcpipe.core.stores import DEFAULT
+from funcpipe.core.summary import HasSummary, Summary, curve
+from funcpipe.core.texts import counted, number_text, usd_text
 from funcpipe.errors import InvalidValue, RunUnknown
 from funcpipe.model.split.module_state import Attributes
 from funcpipe.platforms.base import Storage
@@ -32,13 +35,41 @@ from funcpipe.platforms.function_group import WatchedFunction
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.documents import readable_documents
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.reports import ValidationKeys
 from funcpipe.runstate.spending import lasted_s, reported_requests, request_usd, worker_reports
-from funcpipe.runstate.validation_reports import ValidationKeys
 from funcpipe.runstate.validations import BestModel
 from funcpipe.scheduler.clocks import aligned
 from funcpipe.training.losses import LossFunction
 from funcpipe.training.sharding import unshard
-from funcpipe.training.state import StageState, merge_stages
+from funcpipe.training.state import MODEL, StageState, merge_stages, tensor_names
+
+
+def result_summary(result: "RunResult") -> Summary:
+    """The losses, the cost, and the model of a run."""
+    bill, losses = result.bill, result.losses
+    fell = f", loss {losses[0]:.4f} -> {losses[-1]:.4f}" if losses else ""
+    values = sum(tensor.numel() for tensor in result.tensors.values())
+    seconds = number_text(bill.function_seconds, 1)
+    facts = [
+        ("cost", f"${usd_text(bill.cost_usd)} at the prices of {bill.platform}{earlier_text(bill)}"),
+        ("used", f"{counted(bill.functions, 'function')} for {seconds} s, {bill.requests_text}"),
+        ("model", f"{counted(len(result.tensors), 'tensor')} of {values:,} numbers: state_dict()"),
+    ]
+    if bill.prices_note:
+        facts.append(("prices", bill.prices_note))
+    if any(item.store != DEFAULT for item in bill.stores):
+        items = [f"{item.kind} in {item.store} ${usd_text(item.cost_usd)}" for item in bill.stores]
+        facts.append(("stores", ", ".join(items)))
+    if result.validations:
+        last = result.validations[-1]
+        measured = ", ".join(f"{name} {value:.4f}" for name, value in last.values.items())
+        facts.append(("validated", f"after step {last.step}: {measured}; the best was after step {result.best_step}"))
+    if result.skipped_steps:
+        facts.append(("skipped", f"{counted(len(result.skipped_steps), 'step')} whose gradients were not finite"))
+    if result.callback_errors:
+        facts.append(("callbacks", f"{counted(len(result.callback_errors), 'callback')} failed: callback_errors"))
+    title = f"Result of run {result.run}: {counted(len(losses), 'step')}{fell}"
+    return Summary(title=title, facts=tuple(facts), figure=curve(losses))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -299,3 +330,19 @@ def load_trace(storage: Storage, keys: Keys, plan: Plan, prices: PlatformSpec) -
         prices=prices_of(plan, prices),
         samples=dict(sorted(samples.items())),
     ).from_zero()
+
+
+def write_back(result: RunResult, model: nn.Module, loss: LossFunction, epochs: int) -> Learned | None:
+    """Write what a run of `epochs` epochs leaves into `model` and `loss`; returns the state for the next one.
+
+    The tensors of the model are not held twice.
+    """
+    learned = result.learned
+    write_trained(model, result.tensors, result.attributes, learned)
+    result.loss.write_to(loss)
+    if learned is None:
+        return None
+    own = tensor_names(model)[0]
+    held = {MODEL + name: tensor.detach() for name, tensor in own.items()}
+    tensors = {name: held.get(name, tensor) for name, tensor in learned.tensors.items()}
+    return Learned(state=replace(learned, tensors=tensors), epochs=epochs)

@@ -6,16 +6,16 @@ import itertools
 import time
 from dataclasses import replace
 
-from funcpipe.client.follow.polling import StepPolls
 from funcpipe.client.follow.results import OnProgress, Progress
+from funcpipe.client.follow.steps import StepPolls
 from funcpipe.core import RunRecord, StepReport, worker_name
 from funcpipe.errors import RunUnknown
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.generations import find_record
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import BEAT_S, Ownership, OwnerWatch
+from funcpipe.runstate.reports import StepReader
 from funcpipe.runstate.spending import spent_so_far
-from funcpipe.runstate.step_reports import StepReader
 
 
 class OncePerStep:

@@ -1,29 +1,162 @@
-"""Follow a run step by step to its end and collect its result, or collect that of a finished run."""
+"""Follow a run step by step to its end: polls, validations, and the limit of its cost."""
 
 import functools
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TypeVar
 
-from funcpipe.client.control.failures import awaited_by
+import torch
+from torch import Tensor
+
 from funcpipe.client.control.stopping import notice_of, order_end
-from funcpipe.client.follow.polling import StepPolls
+from funcpipe.client.control.verdict import awaited_by
 from funcpipe.client.follow.results import NOTHING_LEARNED, OnProgress, Progress, RunResult, collect
 from funcpipe.client.follow.supervisor import POLL_S, Supervisor
-from funcpipe.client.follow.validations import Validations, load_outputs
+from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import PreparedRun
-from funcpipe.core import OnDrift, RunRecord, StepReport, prices_of, worker_name
+from funcpipe.core import OnDrift, RunRecord, StepReport, ValidationReport, prices_of, worker_name
+from funcpipe.core.validation import is_due
 from funcpipe.errors import DeadlineExceeded, ReplicasDiffer
+from funcpipe.platforms.base import Storage
+from funcpipe.runstate.halt import too_expensive
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.limits import too_expensive
 from funcpipe.runstate.owner import Owner
 from funcpipe.runstate.replica_marks import last_differences
+from funcpipe.runstate.reports import StepReader, ValidationKeys, find_report, load_reports
 from funcpipe.runstate.resume import ResumePoint
-from funcpipe.runstate.step_reports import StepReader
-from funcpipe.runstate.validation_reports import ValidationKeys, load_reports
+from funcpipe.runstate.validations import get_part
 
 _log = logging.getLogger(__name__)
+
+_Found = TypeVar("_Found")
+
+SUPERVISE_S = 0.1
+"""Pause between two polls of functions; platforms are asked no more often than they can bear."""
+
+_FIRST_S, _LEAST_MOST_S, _MOST_S = 0.05, 0.2, 5.0
+_LATE_SHARE = 0.25
+"""The share of a step's time so far by which its end may be seen late."""
+
+
+class StepPolls:
+    """The polls until a step has ended, with pauses that depend on how long steps take, up to `heartbeat_s`."""
+
+    def __init__(
+        self,
+        heartbeat_s: float,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._heartbeat_s = heartbeat_s
+        self._clock = clock
+        self._sleep = sleep
+        self._seen_s: float | None = None
+        self._steps = 0
+        self._step_s = 0.0
+
+    @property
+    def step_s(self) -> float:
+        """Seconds of a step, as far as this client has seen steps end; 0 is unknown."""
+        return self._step_s
+
+    def now_s(self) -> float:
+        """The time by the clock of the pauses."""
+        return self._clock()
+
+    def pause_s(self, waited_s: float) -> float:
+        """Seconds to pause before the next poll, when the end of a step has been waited for so long."""
+        most_s = min(max(self._step_s, _LEAST_MOST_S) if self._step_s else _MOST_S, _MOST_S, self._heartbeat_s)
+        return min(max(_LATE_SHARE * waited_s, self._step_s / 2, _FIRST_S), most_s)
+
+    def until(self, find: Callable[[], _Found | None], meanwhile: Callable[[], None]) -> tuple[_Found, bool]:
+        """Call `find` until it finds something; return that, and True if it had to be waited for.
+
+        `meanwhile` is called every SUPERVISE_S; an error that it raises ends the wait.
+        """
+        began_s, waited = self._clock(), False
+        while (found := find()) is None:
+            waited = True
+            ends_s = self._clock() + self.pause_s(self._clock() - began_s)
+            while (left_s := ends_s - self._clock()) > 0:
+                meanwhile()
+                self._sleep(min(left_s, SUPERVISE_S))
+        return found, waited
+
+    def step_ended(self, *, waited: bool) -> None:
+        """A step was seen to have ended; only if it was `waited` for, it has ended just now."""
+        self._steps += 1
+        if not waited:
+            return
+        now_s = self._clock()
+        if self._seen_s is not None:
+            self._step_s = (now_s - self._seen_s) / self._steps
+        self._seen_s, self._steps = now_s, 0
+
+
+class Validations:
+    """The reports of one run's validations, waited for when due."""
+
+    def __init__(
+        self, prepared: PreparedRun, keys: Keys, supervisor: Supervisor, owner: Owner, polls: StepPolls
+    ) -> None:
+        self._prepared = prepared
+        self._keys = ValidationKeys.of(keys)
+        self._supervisor = supervisor
+        self._owner = owner
+        self._polls = polls
+        record = prepared.running
+        known = prepared.validations if record is None else record.validations
+        self._known = max((report.step for report in known), default=-1)
+        self._began_step = prepared.began_step if record is None else record.began_step
+
+    def after(self, step: int) -> ValidationReport | None:
+        """The report of the validation after `step` steps, once there is one; None if none is due, or it is known.
+
+        Functions are supervised meanwhile. Raises DeadlineExceeded if no batch is measured for long.
+        """
+        evaluation = self._prepared.job.evaluation
+        if evaluation is None or step <= self._known:
+            return None
+        if not is_due(step, every=evaluation.every, began_step=self._began_step):
+            return None
+        storage, job, faults = self._prepared.storage, self._prepared.job, self._prepared.faults
+        deadline_s = job.message_deadline_s + faults.cold_start_s + faults.start_s
+        until_s, seen = self._polls.now_s() + deadline_s, -1
+
+        def supervise() -> None:
+            nonlocal until_s, seen
+            self._owner.check()
+            self._supervisor.poll()
+            if self._polls.now_s() <= until_s:
+                return
+            parts = len(storage.list(self._keys.parts_of(step)))
+            if parts == seen:
+                raise DeadlineExceeded(
+                    f"run {self._keys.run}: the validation after step {step} measured no batch in {deadline_s:g} s"
+                )
+            until_s, seen = self._polls.now_s() + deadline_s, parts
+
+        report, _ = self._polls.until(lambda: find_report(storage, self._keys, step), supervise)
+        return report
+
+
+def load_outputs(storage: Storage, keys: Keys, job: Job) -> dict[str, Tensor]:
+    """The outputs of a model that predicts for all samples, in their order; empty for any other."""
+    evaluation = job.evaluation
+    if evaluation is None or not evaluation.keep_outputs:
+        return {}
+    own, rows = ValidationKeys.of(keys), list[dict[str, Tensor]]()
+    for batch in evaluation.batches(job.plan):
+        found: dict[str, Tensor] = {}
+        for replica in range(min(job.plan.replicas, len(batch.micro_batches))):
+            found |= get_part(storage, own.output(replica, batch.number))
+        for number in range(len(batch.micro_batches)):
+            prefix = f"{number}/"
+            rows.append({name.removeprefix(prefix): t for name, t in found.items() if name.startswith(prefix)})
+    return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
 def follow(

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from funcpipe.client.control.failures import final_failures, first_failure, how_it_ended
+from funcpipe.client.control.verdict import final_failures, first_failure, how_it_ended
 from funcpipe.client.follow.functions import WatchedWorker, attached, await_end, joined, start_as_owner
 from funcpipe.client.follow.growth import LESS_MEMORY, grown
 from funcpipe.core import MB, OnOutOfMemory, Outcome, PlatformSpec, RunAccount, WorkerReport, WorkerSpec, prices_of
@@ -18,15 +18,13 @@ from funcpipe.core.stores import DEFAULT_STORES, Stores
 from funcpipe.errors import DeadlineExceeded, PlatformError, RunHalted, Superseded, WorkerFailed
 from funcpipe.platforms.base import Cause, Platform, RequestMeter, State, Status, Storage
 from funcpipe.platforms.function_group import FunctionGroup, WatchedFunction, stop_functions
-from funcpipe.runstate.detached import unmark_run
 from funcpipe.runstate.documents import find_readable_document
-from funcpipe.runstate.functions import OUT_OF_REACH_S, list_functions
-from funcpipe.runstate.generations import write_payload
+from funcpipe.runstate.functions import OUT_OF_REACH_S, list_functions, unmark_run
+from funcpipe.runstate.generations import find_objects, write_payload
 from funcpipe.runstate.halt import read_halt_reason
-from funcpipe.runstate.heartbeats import newest_heartbeat
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import LastAttempt, last_attempt, newest_attempt
-from funcpipe.runstate.run_objects import find_objects
+from funcpipe.runstate.liveness import newest_heartbeat
 from funcpipe.runstate.spending import request_usd
 
 _log = logging.getLogger(__name__)

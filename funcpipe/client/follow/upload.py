@@ -9,10 +9,9 @@ from funcpipe.client.prepare.prepared_run import PreparedRun
 from funcpipe.comm import codec
 from funcpipe.core import RunAccount, WorkerSpec, logs, prices_of
 from funcpipe.runstate.checkpoints import Checkpoints
-from funcpipe.runstate.keyring import KeyFolder
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.signed_storage import key_of
-from funcpipe.runstate.validation_reports import ValidationKeys
+from funcpipe.runstate.reports import ValidationKeys
+from funcpipe.runstate.signing import KeyFolder, key_of
 from funcpipe.runstate.validations import BestModel
 
 _log = logging.getLogger(__name__)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn, ParamSpec, TypeVar, get_args
 import torch
 from torch import nn
 
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site
 from funcpipe.core import FaultTolerance, Pins, PlatformSpec, RunLimits, Validation, checks
 from funcpipe.errors import InputError, InvalidValue, PlanError
 from funcpipe.platforms.catalog import load_spec

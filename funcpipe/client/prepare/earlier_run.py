@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from funcpipe.client.control.takeover import take_over
+from funcpipe.client.control.stopping import take_over
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.precheck import record_of
 from funcpipe.client.prepare.session import Session

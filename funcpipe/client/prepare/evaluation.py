@@ -8,9 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from funcpipe.client.prepare.data import check_processes, check_samples, open_with_first, sendable
 from funcpipe.client.prepare.loss_calls import trying
-from funcpipe.client.prepare.open_data import open_with_first, sendable
-from funcpipe.client.prepare.sample_checks import check_processes, check_samples
 from funcpipe.core import Monitor, Plan, Precision, Routes, Validation, stages_of_layers
 from funcpipe.core.texts import error_text
 from funcpipe.errors import DataError, FuncPipeError

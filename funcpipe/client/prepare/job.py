@@ -1,26 +1,33 @@
 """The job of a run: a model as layers, its plan, its loss, its optimiser and its data."""
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from torch import nn
 
+from funcpipe.client.prepare.data import (
+    SpreadSamples,
+    Trial,
+    check_processes,
+    check_samples,
+    open_with_first,
+    sendable,
+    spread_samples,
+)
 from funcpipe.client.prepare.evaluation import JobEvaluation, as_validation, make_evaluation
 from funcpipe.client.prepare.joint_trial import JointTrial
-from funcpipe.client.prepare.learned import Learned
-from funcpipe.client.prepare.loss_reach import check_reach
-from funcpipe.client.prepare.open_data import open_with_first, sendable
+from funcpipe.client.prepare.loss_calls import check_reach
 from funcpipe.client.prepare.rehearsal import carried_by_loss, check_is_finite, rehearse
-from funcpipe.client.prepare.sample_checks import Trial, check_processes, check_samples
-from funcpipe.client.prepare.spread_samples import SpreadSamples, spread_samples
 from funcpipe.core import Coupled, Plan, PlatformSpec, RunSettings, Validation, Wire, checks
 from funcpipe.core.validation import LOSS
-from funcpipe.errors import InvalidValue
+from funcpipe.errors import InvalidValue, PlanError
 from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.model.graph.equivalence import check_batch_sizes
 from funcpipe.model.graph.isolation import in_turn, tried_in_turn
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried, with_followed
+from funcpipe.model.split import StageModule
+from funcpipe.model.split.module_state import read_attributes
 from funcpipe.platforms.catalog import planned_spec
 from funcpipe.training.averaging import followed, warn_of_copies
 from funcpipe.training.batches import Batches, ShardedSamples, sharded_samples
@@ -32,8 +39,40 @@ from funcpipe.training.output_cache import BatchLayout
 from funcpipe.training.parameter_hooks import check_hooks
 from funcpipe.training.plain import PlainTraining
 from funcpipe.training.recipe import Recipe, check_precision, no_optimizer
+from funcpipe.training.state import ATTRIBUTES, MODEL, StageState, select_for_stage, tensor_names
 
 _log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Learned:
+    """The `state` of the whole model after `epochs` epochs: the optimiser's part of it counts.
+
+    Weights, buffers and attributes are those that the module has when the next run begins.
+    """
+
+    state: StageState
+    epochs: int
+
+    def check(self, stages: Iterable[nn.Module]) -> None:
+        """Raise PlanError if the module has other parameters than those that were trained before."""
+        for stage in stages:
+            try:
+                select_for_stage(self.state, stage)
+            except PlanError as error:
+                raise PlanError(
+                    "the module has changed since this FuncPipe trained it, so that its optimiser cannot go on "
+                    f"({error}); call reset() to begin with a new optimiser"
+                ) from error
+
+    def state_of(self, stage: nn.Module) -> StageState:
+        """The initial state of `stage`: its present tensors and attributes, and the optimiser as it was."""
+        selected = select_for_stage(self.state, stage)
+        tensors = {**selected.tensors, **{MODEL + name: t.detach() for name, t in tensor_names(stage)[0].items()}}
+        settings = dict(selected.settings)
+        if isinstance(stage, StageModule) and stage.carried.blocks:
+            settings[ATTRIBUTES] = read_attributes(stage, stage.carried.blocks, stage.carried.attributes, tensors)
+        return replace(selected, tensors=tensors, settings=settings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,8 +9,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import replace
 
-from funcpipe.client.prepare.client_costs import learned_bytes, request_counts, watched_bytes
-from funcpipe.client.prepare.job_shape import JobShape
+from funcpipe.client.prepare.job_shape import JobShape, learned_bytes, request_counts, watched_bytes
 from funcpipe.core import (
     Estimate,
     FaultTolerance,
@@ -19,9 +18,11 @@ from funcpipe.core import (
     JobItem,
     Plan,
     PlatformSpec,
+    RunLimits,
     prices_of,
 )
 from funcpipe.core.settings import leaves_at_s, overlap_s
+from funcpipe.core.texts import time_text
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost.evaluate import hand_over_time_s, size_of
 from funcpipe.platforms.catalog import load_spec, planned_spec
@@ -258,3 +259,25 @@ class _JobCosts:
     def _slowest_s(self, stage_bytes: list[float], *, up: bool) -> float:
         sizes = self._by_size(stage_bytes)
         return max(moved / (size.upload_bytes_s if up else size.download_bytes_s) for size, moved in sizes)
+
+
+def check_limits(estimate: JobEstimate, limits: RunLimits, *, elapsed_s: float = 0.0) -> None:
+    """Raise PlanError if the run, which has taken `elapsed_s` before, is expected to reach a limit before its end."""
+    check_expected(usd=estimate.cost_usd, seconds=elapsed_s + estimate.seconds, line=estimate.line(), limits=limits)
+
+
+def check_expected(*, usd: float, seconds: float, line: str, limits: RunLimits) -> None:
+    """The same for a run that is expected to cost `usd` dollars and to take `seconds` in all, as `line` says."""
+    if limits.allow_partial:
+        return
+    way_out = (
+        "raise the limit, train for fewer epochs, or train as far as the limit allows, to be resumed later: --yes "
+        "(in Python: RunLimits(allow_partial=True))"
+    )
+    if limits.max_usd is not None and usd > limits.max_usd:
+        raise PlanError(f"the job is expected to cost more than the limit of ${limits.max_usd:g}: {line}; {way_out}")
+    if limits.deadline_s is not None and seconds > limits.deadline_s:
+        raise PlanError(
+            f"the job is expected to take {time_text(seconds)}, longer than the limit of "
+            f"{time_text(limits.deadline_s)}: {line}; {way_out}"
+        )

@@ -1,4 +1,4 @@
-"""The size of a job: epochs, steps, validations, and what a client downloads at its end."""
+"""The size of a job: epochs, steps, validations, and the requests and downloads of its client."""
 
 import math
 from collections.abc import Sequence
@@ -6,15 +6,83 @@ from dataclasses import dataclass
 
 from torch import nn
 
-from funcpipe.client.prepare.client_costs import collected_bytes, learned_bytes, model_bytes
+from funcpipe.client.prepare.data import open_data
 from funcpipe.client.prepare.evaluation import as_validation
 from funcpipe.client.prepare.job import Job
-from funcpipe.client.prepare.open_data import open_data
 from funcpipe.client.prepare.stages import PreparedStage
-from funcpipe.core import Plan, Validation, checks
+from funcpipe.core import FaultTolerance, Plan, Validation, checks
+from funcpipe.runstate.owner import BEAT_S
 from funcpipe.training.batches import Batches
 from funcpipe.training.data_source import Data
 from funcpipe.training.evaluation import evaluation_batches
+
+_STEP_BYTES = 210
+"""Bytes of the report of one replica's step."""
+
+_BEAT_BYTES = 1_300
+"""Bytes of one heartbeat."""
+
+_WORKER_BYTES = 40_000
+"""Bytes of a worker's records, its report, and the trace of its last steps, which is most of it."""
+
+
+def request_counts(
+    plan: Plan, faults: FaultTolerance, *, steps: int, step_s: float, total_s: float, files: int
+) -> tuple[float, float, float]:
+    """The puts, the gets, and the failed gets among these, to start a run, watch it, and collect its result.
+
+    It does `steps` steps of `step_s` within `total_s`, and its last checkpoint has so many `files`.
+    """
+    stages = len(plan.stages)
+    every_s = min(max(step_s / 2, 0.2 if step_s < 0.4 else 0.0), 5.0, faults.heartbeat_s)
+    polls = min(steps * 2.5, total_s / max(every_s, 0.05))  # in vain
+    beats = _beats(plan, faults, total_s)  # each is looked for by a list, and read
+    owner = total_s / min(BEAT_S, faults.heartbeat_s)  # each time a put, and a list of all owners
+    puts = 13 + 2 * plan.workers + 2 * stages + 2 * owner + (25 + plan.workers + beats + polls / 16)
+    gets = steps * plan.replicas + polls + beats + 10 + 12 * plan.workers + stages + files
+    return puts, gets, polls + 3.5 * plan.workers
+
+
+def watched_bytes(plan: Plan, faults: FaultTolerance, *, steps: int, total_s: float) -> float:
+    """Bytes that a client reads to watch `steps` steps within `total_s`: reports, heartbeats, traces."""
+    beats = _beats(plan, faults, total_s)
+    return steps * plan.replicas * _STEP_BYTES + beats * _BEAT_BYTES + plan.workers * _WORKER_BYTES
+
+
+def _beats(plan: Plan, faults: FaultTolerance, total_s: float) -> float:
+    return total_s / faults.heartbeat_s * plan.workers
+
+
+def learned_bytes(
+    plan: Plan, held_bytes: float, trained_bytes: float, *, averaged: bool, keeps_best: bool = False
+) -> float:
+    """Bytes of the last checkpoint of all stages, and of the best model if that is kept.
+
+    A model of `held_bytes` is in both; what the optimiser keeps of `trained_bytes` of it, and their average, in the
+    first. Replicas whose sums feed back save their residuals, too.
+    """
+    values = plan.optimizer.values_each(plan.replicas, sharded=False, averaged=averaged)
+    if plan.feeds_back:
+        values += plan.replicas * max(way.sync.fed_back(plan.replicas) for way in plan.ways)
+    return held_bytes * (1 + keeps_best) + trained_bytes * values
+
+
+def model_bytes(module: nn.Module) -> tuple[int, int]:
+    """The bytes of a module's parameters and buffers, and of those among them that are trained."""
+    distinct = (*module.parameters(), *module.buffers())
+    trained = (tensor.nbytes for tensor in distinct if tensor.requires_grad)
+    return sum(tensor.nbytes for tensor in distinct), sum(trained)
+
+
+def collected_bytes(job: Job, stages: Sequence[PreparedStage]) -> float:
+    """Bytes that a client reads when `job` has ended: what was learned, and the outputs of a model that predicts."""
+    evaluation, found = job.evaluation, 0.0
+    if job.epochs:
+        sizes = [model_bytes(stage.module) for stage in stages]
+        keeps_best = evaluation is not None and evaluation.monitor.keep_best
+        held, trained = (sum(each) for each in zip(*sizes, strict=True))
+        found = learned_bytes(job.plan, held, trained, averaged=job.recipe.average is not None, keeps_best=keeps_best)
+    return found if evaluation is None else found + evaluation.samples * evaluation.output_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

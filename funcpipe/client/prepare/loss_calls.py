@@ -11,18 +11,46 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 from funcpipe.errors import ModelError
 from funcpipe.model.draws import GENERATORS
 from funcpipe.model.graph.isolation import Snapshot
 from funcpipe.model.graph.program import is_inside
 from funcpipe.model.graph.python_state import Slot, differing, reached_state, why_not_plain
-from funcpipe.model.graph.reachable import reaches
+from funcpipe.model.graph.reachable import reached_of, reaches
 from funcpipe.model.graph.state_access import watched_attributes
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried
 from funcpipe.model.split.stage import LOSS, hold, trained_by
 from funcpipe.model.tensors import copied, flatten, tree_map
 from funcpipe.training.losses import LossFunction, seed_loss
+
+_COPY = "functions compute the loss with a copy, which is not trained"
+
+_REACH_WAY_OUT = (
+    "return from the model's forward, as one more output, what the loss needs of it; put a penalty on weights into the "
+    "forward, or use the optimiser's weight_decay; make a method of the model a function of output and target alone"
+)
+
+
+def check_reach(model: nn.Module, loss: LossFunction) -> None:
+    """Raise ModelError if `loss` reaches trainable parameters of `model`, or has parameters that cannot be trained."""
+    trainable = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    found = reached_of(loss, trainable)
+    if found:
+        name, path = next(iter(found.items()))
+        more = f", and {len(found) - 1} more of its parameters" if len(found) > 1 else ""
+        raise ModelError(f"the loss holds {name} of the model as loss.{path}{more}; {_COPY}: {_REACH_WAY_OUT}")
+    for path, value in reaches(loss):
+        if isinstance(value, nn.Parameter):
+            if is_lazy(value):
+                raise ModelError(f"the parameter loss.{path} has no shape yet; call the loss once before training")
+        elif isinstance(value, Tensor) and value.requires_grad and value.is_leaf:
+            raise ModelError(
+                f"loss.{path} requires a gradient, but is no parameter, so that it cannot be trained; "
+                "make it an nn.Parameter, or leave out requires_grad"
+            )
+
 
 _CLOSE = 1e-4
 """The share by which two losses of the same output and target may differ, by rounding."""

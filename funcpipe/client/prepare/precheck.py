@@ -1,14 +1,37 @@
 """The checks of a run that need no model: a command makes them before torch is loaded."""
 
-from funcpipe.client.prepare.plan_stores import check_stores
 from funcpipe.client.prepare.session import Session
 from funcpipe.core import Plan, PlatformSpec, RunRecord, RunSettings
-from funcpipe.errors import InvalidValue, RunUnknown
+from funcpipe.core.stores import DEFAULT, KINDS, urls_by_kind
+from funcpipe.errors import InvalidValue, PlanError, RunUnknown
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import planned_spec
-from funcpipe.runstate.generations import newest_record
+from funcpipe.runstate.generations import newest_record, refuse_foreign_objects
 from funcpipe.runstate.owner import refuse_if_owned
-from funcpipe.runstate.run_objects import refuse_foreign_objects
+
+
+def check_stores(plan: Plan, url: str, prices: PlatformSpec) -> None:
+    """Raise PlanError unless the storage at `url` keeps each kind where `plan` has it, and `prices` has the stores."""
+    urls = urls_by_kind(url)
+    missing = [kind for kind in KINDS if getattr(plan.stores, kind) != DEFAULT and kind not in urls]
+    if missing:
+        wanted = ",".join(["default=URL", *(f"{kind}=URL" for kind in missing)])
+        where = ", ".join(f"{kind} in {getattr(plan.stores, kind)}" for kind in missing)
+        raise PlanError(
+            f"the plan has its {where}: give the URL of each store (--storage {wanted}), or plan with stores='default'"
+        )
+    for kind in KINDS:
+        for other in KINDS:
+            apart = getattr(plan.stores, kind) != getattr(plan.stores, other)
+            if apart and urls.get(kind, urls[DEFAULT]) == urls.get(other, urls[DEFAULT]):
+                raise PlanError(f"the plan has {kind} and {other} in different stores, but their URLs are the same")
+    for name in plan.stores.names:
+        if name not in prices.store_names:
+            raise PlanError(
+                f"the plan has objects in the store {name}, which {prices.name} has no prices for, to make the bill "
+                f"with; name a specification that has it (--spec FILE; in Python: RunSettings(prices=…)), or plan with "
+                "stores='default'"
+            )
 
 
 def precheck(session: Session, plan: Plan, settings: RunSettings, spec: PlatformSpec | None = None) -> RunRecord | None:

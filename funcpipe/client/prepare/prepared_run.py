@@ -7,8 +7,6 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from funcpipe.client.prepare.client_costs import collected_bytes
-from funcpipe.client.prepare.cost_limits import check_limits
 from funcpipe.client.prepare.earlier_run import (
     EarlierRun,
     as_begun,
@@ -17,14 +15,11 @@ from funcpipe.client.prepare.earlier_run import (
     earlier_run,
     take_over_for,
 )
-from funcpipe.client.prepare.job import Job, Learner, SampleOrder, make_job
-from funcpipe.client.prepare.job_estimate import estimate_job, within
-from funcpipe.client.prepare.job_shape import shape_left
-from funcpipe.client.prepare.learned import Learned
-from funcpipe.client.prepare.plan_stores import check_stores
-from funcpipe.client.prepare.precheck import check_sizes, precheck
-from funcpipe.client.prepare.prices import prices_at
-from funcpipe.client.prepare.session import Session
+from funcpipe.client.prepare.job import Job, Learned, Learner, SampleOrder, make_job
+from funcpipe.client.prepare.job_estimate import check_limits, estimate_job, within
+from funcpipe.client.prepare.job_shape import collected_bytes, shape_left
+from funcpipe.client.prepare.precheck import check_sizes, check_stores, precheck
+from funcpipe.client.prepare.session import Session, prices_at
 from funcpipe.client.prepare.stages import PreparedStage, RunData, make_stages
 from funcpipe.core import (
     FaultTolerance,

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from funcpipe.client.prepare.data import SpreadSamples
 from funcpipe.client.prepare.joint_trial import JointTrial
 from funcpipe.client.prepare.loss_calls import trying
 from funcpipe.client.prepare.loss_trial import check_is_mean
-from funcpipe.client.prepare.rehearsal_loss import OFF, described, loss_of, names_of
-from funcpipe.client.prepare.spread_samples import SpreadSamples
+from funcpipe.client.prepare.loss_value import OFF, described, loss_of, names_of
 from funcpipe.core import OnNan
 from funcpipe.core.texts import error_text
 from funcpipe.errors import DataError, FuncPipeError, ModelError

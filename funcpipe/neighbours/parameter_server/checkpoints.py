@@ -11,7 +11,7 @@ from funcpipe.core.texts import error_text
 from funcpipe.errors import CorruptMessage
 from funcpipe.neighbours.parameter_server.server import ParameterServer
 from funcpipe.platforms.base import Storage
-from funcpipe.runstate.checkpoint_files import deserialised, serialised
+from funcpipe.runstate.checkpoints import deserialised, serialised
 from funcpipe.training.state import StageState, settings_from_text, settings_to_text
 
 _KEPT = 2

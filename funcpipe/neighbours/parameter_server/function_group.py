@@ -25,7 +25,7 @@ from funcpipe.neighbours.parameter_server.server import ParameterServer
 from funcpipe.neighbours.parameter_server.values import Chunk, Progress, Push, ServerWorker, WorkTimes
 from funcpipe.neighbours.parameter_server.worker_group import Lost, Pushed
 from funcpipe.platforms.base import Platform, Storage
-from funcpipe.runstate.checkpoint_files import serialised
+from funcpipe.runstate.checkpoints import serialised
 from funcpipe.runstate.keys import Keys
 from funcpipe.training.batches import Step
 

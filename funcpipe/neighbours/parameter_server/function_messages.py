@@ -18,7 +18,7 @@ from torch import Tensor
 from funcpipe.core import RequestCounts, ServerFunctionSpec, from_text, to_text
 from funcpipe.errors import CorruptMessage, FormatError
 from funcpipe.neighbours.parameter_server.values import Chunk
-from funcpipe.runstate.checkpoint_files import deserialised, serialised
+from funcpipe.runstate.checkpoints import deserialised, serialised
 from funcpipe.runstate.keys import Keys
 
 _LENGTH = struct.Struct(">I")

@@ -29,10 +29,10 @@ from funcpipe.neighbours.parameter_server.replica import Replica, ServerJob
 from funcpipe.neighbours.parameter_server.values import Chunk
 from funcpipe.platforms import process as allocator
 from funcpipe.platforms.base import Invoked, OpenPlatform, OpenStorage, Storage
-from funcpipe.runstate.checkpoint_files import deserialised
+from funcpipe.runstate.checkpoints import deserialised
 from funcpipe.runstate.documents import decode_document
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.signed_storage import OneKey, SignedStorage
+from funcpipe.runstate.signing import OneKey, SignedStorage
 
 _log = logging.getLogger(__name__)
 

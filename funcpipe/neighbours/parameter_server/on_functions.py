@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from urllib.parse import urlsplit
 
-from funcpipe.client.prepare.cost_limits import check_expected
 from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.job_estimate import check_expected
 from funcpipe.client.prepare.prepared_run import new_run_name
-from funcpipe.client.prepare.prices import prices_at
-from funcpipe.client.prepare.session import Session, open_session
+from funcpipe.client.prepare.session import Session, open_session, prices_at
 from funcpipe.core import FunctionSize, Plan, PlatformSpec, RunLimits, RunSettings, ServerFunctionSpec, checks
 from funcpipe.core.logs import wanted_in_functions
 from funcpipe.core.market import HOUR_S, Market
@@ -29,13 +28,17 @@ from funcpipe.neighbours.parameter_server.worker_group import WorkerGroup
 from funcpipe.platforms.base import Platform
 from funcpipe.platforms.catalog import LOCAL, is_deployment, open_deployment
 from funcpipe.platforms.local.output import keep_client_log
-from funcpipe.runstate.generations import delete_generation, list_generations, reserve_generation
-from funcpipe.runstate.keyring import KeyFolder
+from funcpipe.runstate.generations import (
+    delete_generation,
+    find_objects,
+    list_generations,
+    refuse_foreign_objects,
+    reserve_generation,
+)
+from funcpipe.runstate.halt import too_expensive
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.limits import too_expensive
 from funcpipe.runstate.owner import owned
-from funcpipe.runstate.run_objects import find_objects, refuse_foreign_objects
-from funcpipe.runstate.signed_storage import key_of
+from funcpipe.runstate.signing import KeyFolder, key_of
 
 _log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from funcpipe.neighbours.parameter_server.values import ServerWorker
 from funcpipe.neighbours.provisioning.lambdadnn import memory_of
 from funcpipe.platforms.catalog import LOCAL, open_storage
 from funcpipe.platforms.ray.cluster import RayAddress, Via, parse_address
-from funcpipe.runstate.run_objects import find_objects, refuse_foreign_objects
+from funcpipe.runstate.generations import find_objects, refuse_foreign_objects
 from funcpipe.training.data_source import Data
 
 if TYPE_CHECKING:

@@ -219,9 +219,9 @@ def run_curve(run: str, *, storage: str | Storage) -> LossCurve:
     from funcpipe.platforms.catalog import open_storage
     from funcpipe.runstate.finished import find_finished
     from funcpipe.runstate.generations import newest_record
-    from funcpipe.runstate.keyring import signed
     from funcpipe.runstate.keys import Keys
-    from funcpipe.runstate.step_reports import load_reported
+    from funcpipe.runstate.reports import load_reported
+    from funcpipe.runstate.signing import signed
 
     own = signed(open_storage(storage) if isinstance(storage, str) else storage)
     record = newest_record(own, run)

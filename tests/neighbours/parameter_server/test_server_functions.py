@@ -14,8 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.client.prepare.job import Job
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import RunLimits, RunSettings
 from funcpipe.core.settings import NO_LIMITS
 from funcpipe.errors import InvalidValue, PlanError, RunHalted
@@ -28,7 +27,7 @@ from funcpipe.neighbours.parameter_server.worker_group import WorkerGroup
 from funcpipe.platforms.catalog import load_market, load_spec, open_storage
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.runstate.generations import reserve_generation
-from funcpipe.runstate.keyring import signed
+from funcpipe.runstate.signing import signed
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.neighbours.parameter_server.conftest import GLOBAL_BATCH, MICRO_BATCH, adam_job, adam_recipe, make_job
 from tests.neighbours.parameter_server.functions import wait_for_all

@@ -13,8 +13,7 @@ from funcpipe.client.follow.launch import launch
 from funcpipe.client.follow.upload import upload
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import open_session, session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, open_session, session_on
 from funcpipe.core import Plan, PlatformSpec, RunSettings, WorkerReport, WorkerSpec
 from funcpipe.errors import DeadlineExceeded, PlatformBusy, PlatformError, PlatformRefused
 from funcpipe.platforms.aliyun.account import Account

@@ -4,7 +4,7 @@ import pytest
 from torch.nn import functional as F
 
 from funcpipe.api import FuncPipe
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.functions import AliyunPlatform

@@ -12,11 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from funcpipe.client.control.stopping import status
+from funcpipe.client.control.status import status
 from funcpipe.client.follow.launch import launch, launch_detached
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import Outcome, PlatformSpec, RunSettings
 from funcpipe.platforms.aliyun.account import Account
 from funcpipe.platforms.aliyun.functions import AliyunPlatform

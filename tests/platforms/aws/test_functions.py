@@ -12,8 +12,7 @@ from torch import Tensor
 from funcpipe.client.follow.launch import launch
 from funcpipe.client.follow.upload import upload
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import WorkerSpec
 from funcpipe.errors import DeadlineExceeded, PlatformRefused
 from funcpipe.platforms.aws.account import Account

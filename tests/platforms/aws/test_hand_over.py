@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 
 from funcpipe.cli import main
-from funcpipe.client.control.stopping import status
+from funcpipe.client.control.status import status
 from funcpipe.client.follow.launch import launch
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import write
 from funcpipe.platforms.aws.account import Account
 from funcpipe.platforms.aws.functions import AwsPlatform

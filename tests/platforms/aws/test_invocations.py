@@ -7,8 +7,7 @@ import torch
 
 from funcpipe.client.follow.launch import launch
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.errors import DeadlineExceeded, FuncPipeError
 from funcpipe.platforms.aws.account import Account
 from funcpipe.platforms.aws.functions import AwsPlatform

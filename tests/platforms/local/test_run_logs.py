@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from funcpipe.client.prepare.site import open_local
+from funcpipe.client.prepare.session import open_local
 from funcpipe.platforms.catalog import open_storage
 from tests.e2e import small
 from tests.platforms.kept_logs import assert_logs_are_kept

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from funcpipe.api import FuncPipe
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site
 from funcpipe.core import (
     MB,
     Invocation,

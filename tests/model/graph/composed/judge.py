@@ -18,8 +18,7 @@ from torch import Tensor, nn
 from funcpipe.client.follow.launch import launch
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import prepare
-from funcpipe.client.prepare.session import session_on
-from funcpipe.client.prepare.site import Site
+from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import OptimizerKind, Plan, ScheduleKind, Sync, Wire
 from funcpipe.errors import DataError, FuncPipeError, InputError
 from funcpipe.model.graph import LayerGraph, trace

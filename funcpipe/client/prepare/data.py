@@ -1,32 +1,180 @@
-"""Samples from all over a dataset, tried before functions start: errors that functions would meet are raised here."""
+"""Data as users give it: opened, sampled, and tried before functions start."""
 
+import random
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
 
+from funcpipe.data.sources import from_url
 from funcpipe.errors import DataError, FuncPipeError
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.equivalence import run_layers
-from funcpipe.model.graph.isolation import preserve_state
+from funcpipe.model.graph.isolation import in_turn, preserve_state
 from funcpipe.model.graph.user_code import source_location
-from funcpipe.model.tensors import tree_map
+from funcpipe.model.tensors import flatten, tree_map
 from funcpipe.training.batches import Batches
 from funcpipe.training.data import (
     Collate,
     LoadedBatch,
     MapDataset,
+    MeteredFactory,
     is_default_collate,
     load_batch,
     one_batch,
     read_samples,
+    user_code_errors,
 )
-from funcpipe.training.data_source import DatasetFactory, DataSource
-from funcpipe.training.first_batch import MOST, spread, try_processes
+from funcpipe.training.data_source import (
+    Data,
+    DatasetFactory,
+    DataSource,
+    LoaderOptions,
+    PreparedData,
+    SourceFactory,
+    data_source,
+    is_factory,
+    prepare_data,
+)
+from funcpipe.training.first_batch import MOST, FirstBatch, first_batch, spread, try_processes
 from funcpipe.training.loading import whole_batch
 from funcpipe.training.tensor_table import as_table
+
+
+@in_turn()
+def open_data(given: Data) -> tuple[Callable[[], MapDataset], DataSource]:
+    """A factory of the dataset for functions, and the dataset itself with how it is loaded.
+
+    A factory may also return a URL, or a factory of `funcpipe.data`.
+
+    Raises DataError for what cannot be loaded sample by sample, StorageError if it cannot be read.
+    """
+    data = from_url(given) if isinstance(given, str) else given
+    if not is_factory(data):
+        source = data_source(data)
+        return DatasetFactory(source.dataset), source
+    with user_code_errors("the factory of the data, called without arguments, fails"):
+        made = data()
+    if isinstance(made, str | MeteredFactory):  # of which the index is read here once, and travels to functions
+        return open_data(made)
+    if is_factory(made):
+        name = getattr(made, "__name__", type(made).__name__)
+        raise DataError(f"the factory of the data returns another one, {name}; return what that makes, {name}()")
+    return data if isinstance(data, MeteredFactory) else SourceFactory(data), data_source(made)
+
+
+def open_with_first(
+    given: Data, model: nn.Module, *, micro_batch: int
+) -> tuple[Callable[[], MapDataset], DataSource, FirstBatch]:
+    """The same, with the first micro-batch as `model` takes it, and loaded as that one is. Raises DataError."""
+    factory, source = open_data(given)
+    first = first_batch(source.dataset, micro_batch, source.options.collate, model)
+    return factory, replace(source, options=replace(source.options, collate=first.collate)), first
+
+
+def sendable(factory: Callable[[], MapDataset], options: LoaderOptions) -> PreparedData:
+    """The data as it is sent: the contents of tensors in memory, the code of anything else. Raises DataError."""
+    table = as_table(factory()) if isinstance(factory, DatasetFactory) else None
+    return prepare_data(factory, options, table=table)
+
+
+_MOST = 32
+_MOST_BYTES = 256 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpreadSamples:
+    """The samples at `indices`, which are spread over a dataset; `load` loads any as one batch, or raises DataError.
+
+    A global batch has `global_batch` of them, a micro-batch `micro_batch`, as far as there are so many.
+    """
+
+    load: Callable[[Sequence[int]], LoadedBatch]
+    indices: tuple[int, ...]
+    micro_batch: int
+    global_batch: int
+
+    @cached_property
+    def batch(self) -> LoadedBatch | None:
+        """All of them, if they make one batch."""
+        try:
+            return self.load(self.indices)
+        except DataError:  # a collate_fn may be for batches of one size
+            return None
+
+    def unlike(self, count: int) -> list[int]:
+        """So many indices: of samples in which a number comes often, as where they are padded, and seldom."""
+        half = count // 2
+        return [*self._ordered[: count - half], *(self._ordered[-half:] if half else [])]
+
+    @cached_property
+    def _ordered(self) -> list[int]:
+        """The indices by how often the most frequent number of a sample comes in it, in the most distinctive tensor.
+
+        Where it comes equally often in all, as in classes, by the numbers themselves.
+        """
+        tensors = [] if self.batch is None else _whole_numbers(self.batch, len(self.indices))
+        often = [[int(row.unique(return_counts=True)[1].max()) for row in tensor] for tensor in tensors]
+        totals = [[int(row.sum()) for row in tensor] for tensor in tensors]
+        distinctive = max(often, key=_span, default=list(self.indices))
+        if not _span(distinctive):
+            distinctive = max(totals, key=_span, default=list(self.indices))
+        pairs = zip(distinctive, self.indices, strict=True)
+        return [index for _, index in sorted(pairs)]
+
+
+def spread_samples(
+    dataset: MapDataset,
+    collate: Collate | None,
+    *,
+    first: LoadedBatch,
+    samples: int,
+    micro_batch: int,
+    global_batch: int,
+) -> SpreadSamples:
+    """Some of the first `samples` samples of `dataset`, which fit into memory beside its `first` micro-batch.
+
+    Of samples in shards, they come from one part of the dataset.
+    """
+    one_bytes = sum(leaf.nbytes for leaf in _tensors(first)) // min(micro_batch, samples) + 1
+    count = min(samples, max(2, min(_MOST, _MOST_BYTES // one_bytes)))
+    if hasattr(dataset, "shard_sizes"):
+        begin = min(samples // 2, samples - count)
+        indices = list(range(begin, begin + count))
+    else:
+        indices = sorted(random.Random(0).sample(range(samples), count))
+    return SpreadSamples(
+        load=lambda chosen: load_batch(dataset, chosen, collate),
+        indices=tuple(indices),
+        micro_batch=min(micro_batch, samples),
+        global_batch=min(global_batch, samples),
+    )
+
+
+def _tensors(batch: LoadedBatch) -> list[Tensor]:
+    leaves: list[Any] = flatten((batch.args, dict(batch.kwargs), batch.target))[0]
+    return [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+
+
+def _whole_numbers(batch: LoadedBatch, samples: int) -> list[Tensor]:
+    """The tensors of whole numbers that have a row for each sample."""
+    return [
+        leaf
+        for leaf in _tensors(batch)
+        if leaf.dim()
+        and leaf.size(0) == samples
+        and leaf.numel()
+        and not leaf.dtype.is_floating_point
+        and not leaf.is_complex()
+    ]
+
+
+def _span(values: Sequence[float]) -> float:
+    return max(values) - min(values)
+
 
 SPREAD = 8
 """The number of samples that are tried."""

@@ -1,12 +1,24 @@
 """The status of a run and of each of its workers."""
 
+import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
-from funcpipe.client.control.verdict import Verdict, how_finished
+from funcpipe.client.control.verdict import Verdict, final_failure, how_finished, judge
 from funcpipe.core import MB, Busy, FinishedRun, Outcome, RunRecord, ValidationReport, worker_name
-from funcpipe.runstate.finished import ended_step
-from funcpipe.runstate.liveness import WorkerLiveness, WorkerState
+from funcpipe.platforms.base import OpenPlatform, Storage
+from funcpipe.platforms.catalog import open_platform as open_by_url
+from funcpipe.runstate.checkpoint_index import read_index
+from funcpipe.runstate.finished import ended_step, find_finished
+from funcpipe.runstate.generations import (
+    newest_record,
+)
+from funcpipe.runstate.halt import read_halt
+from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.liveness import WorkerLiveness, WorkerState, find_liveness
+from funcpipe.runstate.reports import ValidationKeys, newest_report
+from funcpipe.runstate.signing import signed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,3 +133,63 @@ def worker_status(record: RunRecord, number: int, life: WorkerLiveness) -> Worke
         busy=beat.busy if beat is not None and life.at_work else (),
         error=report.error if report is not None else life.reason or None,
     )
+
+
+def status(
+    storage: Storage,
+    run: str,
+    open_platform: OpenPlatform = open_by_url,
+    *,
+    clock: Callable[[], float] = time.time,
+    pause: Callable[[float], None] | None = None,
+) -> RunStatus:
+    """Return the status of the run of that name in `storage`; raises RunUnknown.
+
+    If a worker seems silent, or the platform cannot be asked, this waits with `pause` until a heartbeat must have come.
+    """
+    return read_status(signed(storage), run, open_platform, clock=clock, pause=pause)
+
+
+def read_status(
+    storage: Storage,
+    run: str,
+    open_platform: OpenPlatform,
+    *,
+    clock: Callable[[], float] = time.time,
+    pause: Callable[[float], None] | None = None,
+) -> RunStatus:
+    """Return what `status` does, on a storage that is signed."""
+    record = newest_record(storage, run)
+    keys = Keys.of(record)
+    finished = find_finished(storage, keys)
+    if finished is not None:
+        return finished_status(record, finished, _newest_validation(storage, record))
+    life = find_liveness(storage, record, open_platform, clock=clock, pause=pause or time.sleep)
+    halt = read_halt(storage, keys)
+    index = read_index(storage, keys, first_step=record.first_step)
+    saved_step = index.resume_step(len(record.plan.stages), record.plan.replicas)
+    validation = _newest_validation(storage, record)
+    verdict, explanation = judge(
+        *(record, life, halt, final_failure(storage, keys)),
+        saved_step=saved_step,
+        stopped_step=None if validation is None or not validation.ends(record.first_step) else validation.step,
+    )
+    beats = [worker.beat for worker in life.workers if worker.beat is not None]
+    return RunStatus(
+        run=run,
+        generation=record.generation,
+        steps=record.steps,
+        run_usd=max([beat.run_usd + beat.run_requests_usd for beat in beats], default=record.spent_usd),
+        run_s=max([beat.run_s for beat in beats], default=record.elapsed_s),
+        halt=None if halt is None else halt.reason,
+        verdict=verdict,
+        explanation=explanation,
+        saved_step=saved_step,
+        workers=tuple(worker_status(record, number, worker) for number, worker in enumerate(life.workers)),
+        validation=validation,
+        loss_over=record.loss_over,
+    )
+
+
+def _newest_validation(storage: Storage, record: RunRecord) -> ValidationReport | None:
+    return newest_report(storage, ValidationKeys.of(record)) or next(reversed(record.validations), None)
