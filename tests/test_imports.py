@@ -194,7 +194,7 @@ def test_planning_loads_neither_torch_nor_a_solver() -> None:
     found = loaded_by(
         "import funcpipe",
         "import funcpipe.core",
-        "import funcpipe.cli; from funcpipe.cli.commands import commands; commands().verbs()",
+        "import funcpipe.cli; from funcpipe.cli.commands import Commands; Commands().verbs()",
         "import funcpipe.partitioner.search.exact",
         "import funcpipe.partitioner.optimize",
         "import funcpipe.analysis.predict",

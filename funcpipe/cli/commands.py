@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from funcpipe.cli.options import Choice, Options, Verb, argument, hint, refusal, verb
+from funcpipe.cli.options import Choice, Options, Verb, argument, hint, page, refusal, verb
 from funcpipe.core.process import write_out
 
 _VERBS = {
@@ -88,11 +88,12 @@ class Commands(click.Group):
         super().__init__(
             group or "funcpipe",
             no_args_is_help=False,
-            subcommand_metavar="VERB [options]",
-            options_metavar="",
-            context_settings={"help_option_names": ["-h", "--help"]},
+            add_help_option=False,
+            params=[page("-h --help", "show this help message and exit", self._page)],
         )
         self._group = group
+        if not group:
+            self.params.append(page("--version", "print the version", _version))
 
     def list_commands(self, ctx: click.Context | None = None) -> list[str]:
         """The names of verbs, and of groups."""
@@ -122,15 +123,15 @@ class Commands(click.Group):
             ctx.fail(f"argument VERB: invalid choice: {args[0]!r}{near}")
         return super().resolve_command(ctx, args)
 
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the page: all verbs by group, each in a line; or those of one group."""
+    def _page(self, ctx: click.Context) -> str:
+        """All verbs by group, each in a line; or those of this group."""
         lines = []
         for group, verbs in _VERBS.items():
             for place, (name, (_, summary)) in enumerate(verbs.items()):
                 if self._group in ("", group):
                     lines.append(f"  {'' if place else group:10}  {name:12}  {summary}\n")
         above = f"usage: {ctx.command_path} VERB [options]\n\n{_GROUPS.get(self._group)}.\n\n"
-        formatter.write("".join([above, *lines] if self._group else [_ABOVE, *lines, _BELOW]))
+        return "".join([above, *lines] if self._group else [_ABOVE, *lines, _BELOW])
 
     def verbs(self) -> Mapping[str, Verb]:
         """All verbs by what one types."""
@@ -145,25 +146,16 @@ def _verb(group: str, name: str) -> Verb:
     return found
 
 
-def _version(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing:
-        from funcpipe import __version__
+def _version(_: click.Context) -> str:
+    from funcpipe import __version__
 
-        write_out(f"funcpipe {__version__}")
-        ctx.exit()
-
-
-def commands() -> Commands:
-    """The command `funcpipe`."""
-    root = Commands()
-    root.params.append(click.Option(["--version"], is_flag=True, is_eager=True, expose_value=False, callback=_version))
-    return root
+    return f"funcpipe {__version__}"
 
 
 def parse(words: Sequence[str]) -> Options:
     """What to run and with which options. Raises InputError, or SystemExit once a page of help is printed."""
     try:
-        found = commands().main(list(_renamed(words)), "funcpipe", standalone_mode=False, complete_var=_COMPLETE)
+        found = Commands().main(list(_renamed(words)), "funcpipe", standalone_mode=False, complete_var=_COMPLETE)
     except click.UsageError as error:
         raise refusal(error) from None
     if not isinstance(found, Options):
@@ -188,4 +180,4 @@ def completion(options: Options) -> None:
 
     found = get_completion_class(options.shell)
     assert found is not None, "click knows these shells"
-    write_out(found(commands(), {}, "funcpipe", _COMPLETE).source())
+    write_out(found(Commands(), {}, "funcpipe", _COMPLETE).source())

@@ -17,7 +17,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from funcpipe.cli.options import Declared, Options
+from funcpipe.cli.options import Options, declared
 from funcpipe.errors import InputError
 
 SAFETENSORS, TORCH = ".safetensors", (".pt", ".pth")
@@ -28,13 +28,11 @@ _PICTURES = (".png", ".pdf", ".svg", ".jpg", ".jpeg", ".eps", ".ps", ".webp")
 
 def check_outputs(options: Options) -> None:
     """Raise InputError, before any work is done, for a file that could not be written after it, or must not be."""
-    declared = [
-        (one, getattr(options, one.name or "", None)) for one in options.command.params if isinstance(one, Declared)
-    ]
-    named = [path for one, value in declared if one.reads for path in (value if isinstance(value, tuple) else [value])]
+    given = [(one, getattr(options, one.name or "", None)) for one in declared(options.command)]
+    named = [path for one, value in given if one.reads for path in (value if isinstance(value, tuple) else [value])]
     inputs = {os.path.realpath(path) for path in named if path is not None}
     written: dict[str, str] = {}
-    for one, path in declared:
+    for one, path in given:
         if one.writes is None or path is None:
             continue
         name, kind, place = str(one.name), one.writes, os.path.realpath(path)

@@ -15,7 +15,7 @@ from typing import Any
 import click
 
 from funcpipe.cli.commands import Commands
-from funcpipe.cli.options import JOB_FILE, Declared, hint
+from funcpipe.cli.options import JOB_FILE, Declared, declared, hint
 from funcpipe.errors import InputError
 
 NAME = "funcpipe.toml"
@@ -53,8 +53,8 @@ def _keys(root: Commands) -> Mapping[str, list[tuple[str, Declared]]]:
     """The keys of the file as TABLE.KEY, and the arguments of verbs that each sets."""
     found: dict[str, list[tuple[str, Declared]]] = {}
     for name, verb in root.verbs().items():
-        for param in verb.params:
-            if isinstance(param, Declared) and (key := param.key_in(verb)):
+        for param in declared(verb):
+            if key := param.key_in(verb):
                 found.setdefault(key, []).append((name, param))
     return found
 

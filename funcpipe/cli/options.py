@@ -10,14 +10,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from enum import Enum
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
+from funcpipe.core.process import write_out
 from funcpipe.errors import InputError
 
 FACTORY = "MODULE:FACTORY"
-METRIC = "NAME=MODULE:FACTORY"
 
 JOB_FILE = "funcpipe.job_file"
 """Where a context has the path of the job file."""
@@ -121,13 +121,17 @@ class Declared(click.Parameter):
         self, ctx: click.Context, opts: Mapping[str, Any], args: list[str]
     ) -> tuple[Any, list[str]]:
         """Refuse what excludes each other, and what is no value; an option beats what the job file says instead."""
+        if not ctx.resilient_parsing:
+            self._check(ctx, opts)
+        return super().handle_parse_result(ctx, opts, args)
+
+    def _check(self, ctx: click.Context, opts: Mapping[str, Any]) -> None:
         known = {name for param in ctx.command.params for name in param.opts}
         value = opts.get(self.name or "")
         for text in value if isinstance(value, list | tuple) else [value]:
             if isinstance(text, str) and text.startswith("--") and text.partition("=")[0] in known:
                 raise click.BadParameter("expected one argument", ctx, self)
-        declared = [one for one in ctx.command.params if isinstance(one, Declared)]
-        rivals = [one for one in declared if one.one_of == self.one_of] if self.one_of else []
+        rivals = [one for one in declared(ctx.command) if one.one_of == self.one_of] if self.one_of else []
         given = [one for one in rivals if one.name in opts and one is not self]
         in_file = [one for one in rivals if one.name in (ctx.default_map or {})]
         if given and self.name in opts:
@@ -137,7 +141,6 @@ class Declared(click.Parameter):
         elif len(in_file) > 1 and self.name not in opts:
             keys = " and ".join(one.key_in(ctx.command) for one in in_file)
             raise InputError(f"{ctx.meta[JOB_FILE]}: {keys} exclude each other: keep one")
-        return super().handle_parse_result(ctx, opts, args)
 
     def key_in(self, verb: click.Command) -> str:
         """The key of the job file, TABLE.KEY, that sets it for `verb`; empty if there is none."""
@@ -145,6 +148,14 @@ class Declared(click.Parameter):
         if self.key is not None or not table:
             return self.key or ""
         return f"{table}.{self.opts[-1].removeprefix('--')}"
+
+
+def declared(command: click.Command) -> list[Declared]:
+    """The options and arguments of a verb."""
+    return [one for one in command.params if isinstance(one, Declared)]
+
+
+P = TypeVar("P", bound=Declared)
 
 
 class Option(Declared, click.Option):
@@ -197,7 +208,7 @@ def option(
     settings: dict[str, Any] = {"is_flag": True, "default": bool(default), "flag_value": not default}
     if metavar:
         settings = {"metavar": metavar, "multiple": bool(more), "required": needed}
-        settings |= {"type": kind or (click.Path() if metavar == "FILE" else click.STRING)}
+        settings |= {"type": kind or (click.Path(readable=False) if metavar == "FILE" else click.STRING)}
         settings |= {} if default is None else {"default": default.value if isinstance(default, Enum) else default}
     found = Option([*names, to] if to else names, help=help, **settings)
     found.one_of, found.key, found.reads, found.writes = one_of, key, reads, writes
@@ -225,10 +236,14 @@ def argument(
 
 def group(title: str, *options: Option | Iterable[Option]) -> list[Option]:
     """Put options below a heading of the help page; after a colon, `title` has a sentence about them."""
-    found = [one for each in options for one in ([each] if isinstance(each, Option) else each)]
+    found = _flat(options)
     for one in found:
         one.group = title
     return found
+
+
+def _flat(given: Iterable[P | Iterable[P]]) -> list[P]:
+    return [one for each in given for one in ([each] if isinstance(each, Declared) else each)]
 
 
 def named(param: click.Parameter) -> str:
@@ -249,53 +264,36 @@ class Verb(click.Command):
         whole = []
         for word in args:
             name, equals, value = word.partition("=")
-            near = (
-                [known for known in names if known.startswith(name)] if name.startswith("--") and name != "--" else []
-            )
+            near = [known for known in names if known.startswith(name) and len(name) > 2]
             whole.append(f"{near[0]}{equals}{value}" if len(near) == 1 else word)
         return super().parse_args(ctx, whole)
 
-    def format_help(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the page of `--help`."""
-        self._format(ctx, formatter, everything=not self.common)
-
-    def page_of_all(self, ctx: click.Context) -> str:
-        """The page of `--help-all`."""
+    def page(self, ctx: click.Context, *, everything: bool = False) -> str:
+        """The page of `--help`; with `everything`, that of `--help-all`."""
+        arguments = [one for one in declared(self) if isinstance(one, Argument)]
+        options = [one for one in declared(self) if not isinstance(one, Argument)]
         formatter = ctx.make_formatter()
-        self._format(ctx, formatter, everything=True)
-        return formatter.getvalue().rstrip("\n")
-
-    def _format(self, ctx: click.Context, formatter: click.HelpFormatter, *, everything: bool) -> None:
-        self.format_usage(ctx, formatter)
-        self.format_help_text(ctx, formatter)
-        params = self.get_params(ctx)
-        _section(ctx, formatter, "positional arguments", [one for one in params if isinstance(one, Argument)])
-        options = [one for one in params if not isinstance(one, Argument)]
-        if everything:
-            for title in dict.fromkeys(["", *(getattr(one, "group", "") for one in options)]):
-                _section(ctx, formatter, title or "options", [o for o in options if getattr(o, "group", "") == title])
-        else:
-            by_name = {name: one for one in options for name in one.opts}
-            _section(ctx, formatter, "common options", [by_name[name] for name in (*self.common, "--help-all")])
-        formatter.write(f"\nexample:\n  {self.example}\n")
-
-    def format_usage(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the usage without what may be left out, which the groups below it list."""
-        arguments = [one for one in self.params if isinstance(one, Argument)]
         words = [str(one.metavar) if one.required else f"[{one.metavar}]" for one in arguments]
-        words += [f"{one.opts[-1]} {one.metavar}" for one in self.params if isinstance(one, Option) and one.required]
+        words += [f"{one.opts[-1]} {one.metavar}" for one in options if one.required]
         formatter.write_usage(ctx.command_path, " ".join(["[options]", *words]), prefix="usage: ")
-
-    def format_help_text(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write what the verb does."""
         for paragraph in (self.help or "").split("\n\n"):
             formatter.write_paragraph()
             formatter.write_text(paragraph)
+        sections: dict[str, list[Declared]] = {"positional arguments": [*arguments]}
+        if everything or not self.common:
+            for one in sorted(options, key=lambda one: one.group != ""):
+                sections.setdefault(one.group or "options", []).append(one)
+        else:
+            by_name = {name: one for one in options for name in one.opts}
+            sections["common options"] = [by_name[name] for name in (*self.common, "--help-all")]
+        for title, listed in sections.items():
+            _write_section(ctx, formatter, title, listed)
+        return f"{formatter.getvalue()}\nexample:\n  {self.example}"
 
 
-def _section(ctx: click.Context, formatter: click.HelpFormatter, title: str, params: Sequence[click.Parameter]) -> None:
+def _write_section(ctx: click.Context, formatter: click.HelpFormatter, title: str, listed: Sequence[Declared]) -> None:
     heading, _, about = title.partition(": ")
-    rows = [row for row in (one.get_help_record(ctx) for one in params) if row is not None]
+    rows = [row for row in (one.get_help_record(ctx) for one in listed) if row is not None]
     if rows:
         with formatter.section(heading):
             if about:
@@ -304,11 +302,23 @@ def _section(ctx: click.Context, formatter: click.HelpFormatter, title: str, par
             formatter.write_dl(rows, col_max=24)
 
 
+def page(words: str, help: str, text: Callable[[click.Context], str]) -> Option:
+    """An option, as `--help`, which prints a text and ends the command."""
+
+    def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            write_out(text(ctx).rstrip("\n"))
+            ctx.exit()
+
+    found = option(words, help, key="")
+    found.is_eager, found.callback, found.expose_value = True, show, False
+    return found
+
+
 def verb(
     example: str, *params: Declared | Sequence[Option], common: Sequence[str] = (), table: str = "", about: str = ""
 ) -> Callable[[Callable[[Options], int | None]], Verb]:
     """Make a verb of a function. `table` is that of the job file in which its options have keys."""
-    declared = [one for each in params for one in ([each] if isinstance(each, Declared) else each)]
 
     def made(run: Callable[[Options], int | None]) -> Verb:
         def parsed(**values: Any) -> Options:
@@ -318,37 +328,40 @@ def verb(
         return Verb(
             name=run.__name__.replace("_", "-"),
             callback=parsed,
-            params=[*declared, *_of_all(bool(common))],
+            params=[*_flat(params), *_of_all(bool(common))],
             example=example,
             common=common,
             table=table,
             about=about,
-            context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
+            add_help_option=False,
+            context_settings={"max_content_width": 100},
         )
 
     return made
 
 
-def _of_all(with_help_all: bool) -> list[click.Parameter]:
+def _of_all(with_help_all: bool) -> list[Option]:
     """The options of all verbs."""
-    job = option(
-        "--job FILE", "file with options of this and other verbs (default: funcpipe.toml, if it is here)", key=""
-    )
+    text = "file with options of this and other verbs (default: funcpipe.toml, if it is here)"
+    job = option("--job FILE", text, key="")
     job.is_eager, job.callback, job.expose_value = True, _read_job, False
     text = "log to stderr what happens; -vv adds details (or set FUNCPIPE_LOG=info, FUNCPIPE_LOG=debug)"
     verbose = Option(["-v", "--verbose"], count=True, help=text)
     verbose.one_of, verbose.key = "volume", ""
-    found = [
+    help_all = page("--help-all", "show all options and exit", lambda ctx: _page_of(ctx, everything=True))
+    return [
+        page("-h --help", "show this help message and exit", _page_of),
         job,
         option("--json", "print the result as JSON", key=""),
         verbose,
         option("-q --quiet", "no progress bar, and log errors only", one_of="volume", key=""),
+        *([help_all] if with_help_all else []),
     ]
-    if with_help_all:
-        everything = option("--help-all", "show all options and exit", key="")
-        everything.is_eager, everything.callback, everything.expose_value = True, _print_all, False
-        found.append(everything)
-    return [*found]
+
+
+def _page_of(ctx: click.Context, *, everything: bool = False) -> str:
+    assert isinstance(ctx.command, Verb), "it is an option of verbs"
+    return ctx.command.page(ctx, everything=everything)
 
 
 def _read_job(ctx: click.Context, param: click.Parameter, named: str | None) -> None:
@@ -356,12 +369,6 @@ def _read_job(ctx: click.Context, param: click.Parameter, named: str | None) -> 
 
     if not ctx.resilient_parsing:
         read_into(ctx, named)
-
-
-def _print_all(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-    if value and not ctx.resilient_parsing and isinstance(ctx.command, Verb):
-        click.echo(ctx.command.page_of_all(ctx))
-        ctx.exit()
 
 
 def refusal(error: click.UsageError) -> InputError:

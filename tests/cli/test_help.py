@@ -8,10 +8,10 @@ import pytest
 
 import funcpipe
 from funcpipe.cli import main
-from funcpipe.cli.commands import OLD_NAMES, commands
+from funcpipe.cli.commands import OLD_NAMES, Commands
 from funcpipe.partitioner import solvers
 
-VERBS = tuple(commands().verbs())
+VERBS = tuple(Commands().verbs())
 
 HELP = ("--help", "--help-all")
 
@@ -85,7 +85,7 @@ def test_the_overview_fits_a_screen(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("verb", ["optimize", "train"])
 def test_a_dozen_options_come_first(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
-    parser = commands().verbs()[verb]
+    parser = Commands().verbs()[verb]
     assert 12 <= len(parser.common) <= 13
     common, everything = (set(re.findall(r"--[\w-]+", help_of(verb, word, capsys=capsys))) for word in HELP)
     assert {*parser.common, "--help-all"} <= common

@@ -32,7 +32,9 @@ def unread(name: str) -> Iterator[None]:
         stream.flush()
 
 
-@pytest.mark.parametrize("verb", [["platforms"], ["platforms", "--json"], ["completion", "bash"], ["--version"]])
+@pytest.mark.parametrize(
+    "verb", [["platforms"], ["platforms", "--json"], ["completion", "bash"], ["--version"], ["--help"]]
+)
 def test_a_reader_that_has_read_enough_is_no_failure(verb: list[str]) -> None:
     with unread("stdout"):
         try:
