@@ -69,10 +69,9 @@ if TYPE_CHECKING:
     from funcpipe.client.follow.results import Progress, RunResult
     from funcpipe.client.prepare.session import Site, open_site
     from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions
-    from funcpipe.neighbours.parameter_server.on_machines import ServerCluster
-    from funcpipe.neighbours.parameter_server.replanner import Replanner, SpotPlan
-    from funcpipe.neighbours.parameter_server.server_run import ServerResult
-    from funcpipe.neighbours.parameter_server.values import ServerWorker
+    from funcpipe.neighbours.parameter_server.on_machines import Replanner, ServerCluster, SpotPlan
+    from funcpipe.neighbours.parameter_server.training import ServerResult
+    from funcpipe.neighbours.parameter_server.worker_group import ServerWorker
     from funcpipe.neighbours.provisioning.compare import provision_table
     from funcpipe.platforms.catalog import load_market, load_spec, open_deployment, open_platform, open_storage
     from funcpipe.profiler.buckets import Bucket
@@ -178,12 +177,12 @@ _LAZY = {
     "provision_table": "neighbours.provisioning.compare",
     "Progress": "client.follow.results",
     "RunResult": "client.follow.results",
-    "Replanner": "neighbours.parameter_server.replanner",
-    "SpotPlan": "neighbours.parameter_server.replanner",
+    "Replanner": "neighbours.parameter_server.on_machines",
+    "SpotPlan": "neighbours.parameter_server.on_machines",
     "ServerCluster": "neighbours.parameter_server.on_machines",
     "ServerFunctions": "neighbours.parameter_server.on_functions",
-    "ServerResult": "neighbours.parameter_server.server_run",
-    "ServerWorker": "neighbours.parameter_server.values",
+    "ServerResult": "neighbours.parameter_server.training",
+    "ServerWorker": "neighbours.parameter_server.worker_group",
     "Site": "client.prepare.session",
     "open_site": "client.prepare.session",
     "load_spec": "platforms.catalog",

@@ -281,7 +281,7 @@ class Planning:
         deadline and budget are those of the whole job. `market` holds the machines, by name or from a file. With `ways`
         only those of these names are compared. Rents nothing.
         """
-        from funcpipe.neighbours.history.comparing import filed
+        from funcpipe.neighbours.history.filing import filed
         from funcpipe.neighbours.provisioning.compare import provision_table
 
         measured, platform = self._profiled(profile, spec)

@@ -30,8 +30,8 @@ from funcpipe.errors import InvalidValue
 from funcpipe.loggers import with_bar
 from funcpipe.model.split.stage import below_loss
 from funcpipe.model.tensors import named_tensors, saved_state
-from funcpipe.neighbours.history.observing import file_run
-from funcpipe.neighbours.parameter_server.values import Updates
+from funcpipe.neighbours.history.filing import file_run
+from funcpipe.neighbours.parameter_server.worker_group import Updates
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import LOCAL
 from funcpipe.training.data_source import Data
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from funcpipe.neighbours.parameter_server.loops import Watch
     from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions
     from funcpipe.neighbours.parameter_server.on_machines import ServerCluster
-    from funcpipe.neighbours.parameter_server.server_run import ServerResult, ServerRun
+    from funcpipe.neighbours.parameter_server.training import ServerResult, ServerRun
 
 
 class FuncPipe(Evaluating):
@@ -164,10 +164,14 @@ class FuncPipe(Evaluating):
         Raises PlanError, DataError or ModelError before anything starts, WorkerFailed when no worker is left,
         RunHalted at a limit. The module changes only if the run succeeds.
         """
-        from funcpipe.neighbours.history.comparing import file_server_run
+        from funcpipe.neighbours.history.filing import file_server_run
         from funcpipe.neighbours.parameter_server.loops import nothing_changes
-        from funcpipe.neighbours.parameter_server.on_machines import check_given, cluster_of, server_job_of
-        from funcpipe.neighbours.parameter_server.server_run import ServerRun
+        from funcpipe.neighbours.parameter_server.on_machines import (
+            check_given,
+            cluster_of,
+            server_job_of,
+        )
+        from funcpipe.neighbours.parameter_server.training import ServerRun
         from funcpipe.platforms.catalog import load_market
 
         settings, order = settings_with(settings, keywords), SampleOrder(epochs=epochs, seed=seed, shuffle=shuffle)

@@ -79,7 +79,7 @@ def compare(options: Options) -> None:
     job = JobSpec(**fields_of(JobSpec, options))
     market = _with_gpu_speeds(load_market(options.market), options.gpu_speed)
     spec = load_spec(options.spec or options.platform or profile.platform)
-    from funcpipe.neighbours.history.comparing import filed
+    from funcpipe.neighbours.history.filing import filed
     from funcpipe.neighbours.provisioning.compare import compare as ways_of
     from funcpipe.neighbours.provisioning.compare import fronts, provision_inputs
 

@@ -142,7 +142,7 @@ def history(options: Options) -> None:
 
     in_hindsight = hindsights(everything)
     if options.figure:
-        from funcpipe.neighbours.history.plot import plot_errors
+        from funcpipe.neighbours.history.learned import plot_errors
 
         write_file(partial(plot_errors, errors(everything.observations)), options.figure)
     counted = [one for one in in_hindsight if one.counts]

@@ -22,7 +22,7 @@ from funcpipe.core.provision import Provision, ProvisionTable
 from funcpipe.errors import Infeasible
 
 if TYPE_CHECKING:
-    from funcpipe.neighbours.parameter_server.server_run import ServerResult
+    from funcpipe.neighbours.parameter_server.training import ServerResult
 
 
 def observed_lines(found: "Sequence[ObservedIteration]", prefix: str = "") -> list[str]:

@@ -10,8 +10,8 @@ from funcpipe.cli import main
 from funcpipe.cli.provision import plan_in
 from funcpipe.core import ModelProfile, Plan, ProvisionTable, WayRun, from_text, read, write
 from funcpipe.errors import InputError
-from funcpipe.neighbours.history.correction import fit
 from funcpipe.neighbours.history.journal import append, read_all
+from funcpipe.neighbours.history.learned import fit
 from tests.neighbours.history.observations import observation
 from tests.neighbours.provisioning.test_compare import profile
 

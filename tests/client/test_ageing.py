@@ -19,9 +19,9 @@ from funcpipe.core import RunSettings
 from funcpipe.core.settings import NO_LIMITS, WHY_GONE
 from funcpipe.errors import RunHalted, RunUnknown, WorkerFailed
 from funcpipe.neighbours.parameter_server import on_functions as server_functions
-from funcpipe.neighbours.parameter_server import server_run
+from funcpipe.neighbours.parameter_server import training as server_run
 from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions, train_on_functions
-from funcpipe.neighbours.parameter_server.server_run import ServerRun
+from funcpipe.neighbours.parameter_server.training import ServerRun
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import load_market, load_spec
 from funcpipe.runstate.renewal import DAY_S, Renewal

@@ -20,7 +20,7 @@ from funcpipe.core.settings import NO_LIMITS
 from funcpipe.errors import InvalidValue, RunHalted, RunInterrupted, RunUnknown
 from funcpipe.neighbours.parameter_server import on_functions as server_functions
 from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions, train_on_functions
-from funcpipe.neighbours.parameter_server.server_run import ServerRun
+from funcpipe.neighbours.parameter_server.training import ServerRun
 from funcpipe.platforms.catalog import load_market
 from funcpipe.runstate.functions import mark_detached
 from funcpipe.runstate.generations import newest_record, reserve_generation

@@ -4,7 +4,7 @@ import inspect
 
 import funcpipe.core
 from funcpipe.core.trace import TRACE_FORMAT
-from funcpipe.neighbours.parameter_server.function_messages import FunctionMessage, WorkOrder
+from funcpipe.neighbours.parameter_server.function_connection import FunctionMessage, WorkOrder
 from funcpipe.platforms.function_group import StartedFunction
 
 FORMATS = {

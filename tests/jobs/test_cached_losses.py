@@ -14,8 +14,8 @@ from funcpipe import DataError, FuncPipe
 from funcpipe.client.follow.launch import _record
 from funcpipe.core import Coupled, ScheduleKind, Sync
 from funcpipe.errors import InvalidValue, PlanError
-from funcpipe.neighbours.parameter_server.stored_job import check_servable
-from funcpipe.neighbours.parameter_server.values import Updates
+from funcpipe.neighbours.parameter_server.training import check_servable
+from funcpipe.neighbours.parameter_server.worker_group import Updates
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.recipe import Recipe

@@ -24,8 +24,8 @@ from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import FaultTolerance, RunSettings, ScheduleKind
 from funcpipe.errors import ModelError, PlanError, WorkerFailed
 from funcpipe.neighbours.parameter_server.loops import History, LoopConfig, train_synchronously
-from funcpipe.neighbours.parameter_server.stored_job import check_servable, stored_job
-from funcpipe.neighbours.parameter_server.values import ServerWorker, Updates
+from funcpipe.neighbours.parameter_server.training import check_servable, stored_job
+from funcpipe.neighbours.parameter_server.worker_group import ServerWorker, Updates
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage

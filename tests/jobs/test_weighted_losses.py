@@ -12,8 +12,8 @@ from torch.utils.data import default_collate
 
 from funcpipe import PlanError
 from funcpipe.core import Wire
-from funcpipe.neighbours.parameter_server.stored_job import check_servable
-from funcpipe.neighbours.parameter_server.values import Updates
+from funcpipe.neighbours.parameter_server.training import check_servable
+from funcpipe.neighbours.parameter_server.worker_group import Updates
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.evaluation import Scores
 from funcpipe.training.recipe import recipe_with

@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.core import MARKS, LeaseDocument, ServerFunctionSpec
-from funcpipe.neighbours.parameter_server.function_messages import ServerKeys
-from funcpipe.neighbours.parameter_server.replica import data_key
-from funcpipe.profiler.remote import keys as measured
+from funcpipe.neighbours.parameter_server.function_connection import ServerKeys
+from funcpipe.neighbours.parameter_server.server import data_key
+from funcpipe.profiler.remote.function import ProbeKeys
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.functions import unmark_run
 from funcpipe.runstate.generations import delete_generation, delete_objects, is_written
@@ -63,11 +63,9 @@ def test_so_is_every_key_of_a_parameter_server_and_of_a_measurement() -> None:
     of_server = [keys.order(spec, 0), keys.message(spec, 7), keys.parameters(7), data_key(keys.root, "dataset.bundle")]
     saved = [f"{RUN}/server/checkpoints/0000000007.{end}" for end in ("json", "safetensors")]
     of_server += [data_key(RUN, "shard-000000"), *saved]
-    run = "profile-0123456789ab"
-    of_measurement = [measured.bundle(run, 3), measured.tensors(run, 3), measured.layer(run, "1024MB", 3)]
-    of_measurement += [
-        make("measure-0123456789ab", 0) for make in (measured.machine, measured.failure, measured.scratch)
-    ]
+    layers, probes = ProbeKeys("profile-0123456789ab"), ProbeKeys("measure-0123456789ab")
+    of_measurement = [layers.bundle(3), layers.tensors(3), layers.layer("1024MB", 3)]
+    of_measurement += [probes.machine(0), probes.failure(0), probes.scratch(0)]
     assert [key for key in (*of_server, *of_measurement) if not is_written(key)] == []
 
 

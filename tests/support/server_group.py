@@ -4,11 +4,16 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from funcpipe.neighbours.parameter_server.checkpoints import ServerCheckpoints
-from funcpipe.neighbours.parameter_server.replica import Replica, ServerJob
-from funcpipe.neighbours.parameter_server.server import ParameterServer
-from funcpipe.neighbours.parameter_server.values import Chunk, Progress, Push, ServerWorker
-from funcpipe.neighbours.parameter_server.worker_group import Lost, Pushed, ServerLost
+from funcpipe.neighbours.parameter_server.server import ParameterServer, Replica, ServerCheckpoints, ServerJob
+from funcpipe.neighbours.parameter_server.worker_group import (
+    Chunk,
+    Lost,
+    Progress,
+    Push,
+    Pushed,
+    ServerLost,
+    ServerWorker,
+)
 from funcpipe.platforms.base import Storage
 from funcpipe.training.batches import Step
 

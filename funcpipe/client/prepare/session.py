@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from funcpipe.platforms.ray.platform import RayPlatform
-    from funcpipe.profiler.remote.layers import PlatformTimer
+    from funcpipe.profiler.remote.measuring import PlatformTimer
 _PRELOADED = ("torch", *WITH_TORCH.values())
 
 
@@ -51,13 +51,13 @@ class Site:
 
     def timing(self, *, max_usd: float | None = None) -> "AbstractContextManager[PlatformTimer]":
         """A timer of layers in functions of every size here, for at most `max_usd`."""
-        from funcpipe.profiler.remote.layers import platform_timer
+        from funcpipe.profiler.remote.measuring import platform_timer
 
         return platform_timer(self.platform, self.storage, self.storage_url, max_usd=max_usd)
 
     def measure(self, *, max_usd: float | None = None) -> PlatformSpec:
         """The platform's specification with what functions of every size measure, for at most `max_usd`."""
-        from funcpipe.profiler.remote.platform import measure_platform
+        from funcpipe.profiler.remote.measuring import measure_platform
 
         return measure_platform(self.platform, self.storage, self.storage_url, max_usd=max_usd)
 

@@ -21,9 +21,8 @@ from funcpipe.core.history import ComparedWay, Comparison, WayRun
 from funcpipe.core.json_form import to_plain
 from funcpipe.core.provision import CostItem, Provision, ProvisionTable
 from funcpipe.errors import Infeasible
-from funcpipe.neighbours.history.correction import fit, is_like
 from funcpipe.neighbours.history.journal import History
-from funcpipe.neighbours.history.learned import iteration_of, sizes_of, start_up_of
+from funcpipe.neighbours.history.learned import fit, is_like, iteration_of, sizes_of, start_up_of
 from funcpipe.neighbours.provisioning.compare import recommend, within_budget
 from funcpipe.neighbours.provisioning.goal import miss_chance
 

@@ -1,21 +1,169 @@
-"""The client's connection to one function: a thread that writes its orders and reads its answers."""
+"""Between a parameter server's client and its functions: messages through a storage, and the client's connections.
+
+    run-1/g0000-3fa9/server/work/f0/0001/00000007      what attempt 1 of the worker f0 is to compute next, as JSON
+    run-1/g0000-3fa9/server/pushes/f0/0001/00000007    what it has computed: JSON, then gradients as safetensors
+    run-1/g0000-3fa9/server/parameters/00000041        the parameters after 41 updates, as safetensors
+
+Each attempt has orders of its own, so that a function that was given up, but was only slow, does no harm. Message 0
+says that a function is ready; each order is answered by the message of its number.
+"""
 
 import queue
+import struct
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 from torch import Tensor
 
-from funcpipe.core import ServerFunctionSpec
-from funcpipe.neighbours.parameter_server.arrivals import Arrivals
-from funcpipe.neighbours.parameter_server.function_messages import FunctionMessage, ServerKeys, WorkOrder, unpacked
-from funcpipe.neighbours.parameter_server.values import Chunk
+from funcpipe.comm.arrival_estimator import ArrivalEstimator, Due, Expectation
+from funcpipe.core import RequestCounts, ServerFunctionSpec, from_text, to_text
+from funcpipe.errors import CorruptMessage, FormatError, KeyMissing
+from funcpipe.neighbours.parameter_server.worker_group import Chunk
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.function_group import WatchedFunction
-from funcpipe.runstate.documents import encode_document
+from funcpipe.runstate.checkpoints import deserialised, serialised
+from funcpipe.runstate.documents import READS, encode_document
 from funcpipe.runstate.keys import Keys
+
+_LENGTH = struct.Struct(">I")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkOrder:
+    """Compute `chunk` with the parameters after `version` updates; without a chunk, end."""
+
+    FORMAT: ClassVar[str] = "funcpipe.server-work/1"
+
+    number: int
+    version: int = 0
+    chunk: Chunk | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FunctionMessage:
+    """The answer to the order `number`: the sums of the losses for each of its gradients, and the function's state.
+
+    It took `pull_s` to get the parameters and `compute_s` to compute. It is billed for `billed_s` so far, has made
+    `requests`, and leaves in `left_s`, as its lifetime ends; with `leaves` it does so now. `error` is why it failed;
+    another function may do better if that is `retryable`.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.server-push/1"
+
+    number: int
+    billed_s: float
+    requests: RequestCounts
+    left_s: float | None = None
+    leaves: bool = False
+    version: int = 0
+    loss_sums: tuple[float, ...] = field(default=())
+    pull_s: float = 0.0
+    compute_s: float = 0.0
+    error: str | None = None
+    retryable: bool = False
+    out_of_memory: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ServerKeys:
+    """The keys of all objects between a generation's parameter server and its functions; all are signed."""
+
+    keys: Keys
+
+    @property
+    def root(self) -> str:
+        """The prefix of the data's keys, for `data_key`."""
+        return self.keys.prefix.rstrip("/")
+
+    def order(self, spec: ServerFunctionSpec, number: int) -> str:
+        """An order to the function of `spec`."""
+        return f"{self.root}/server/work/{spec.worker}/{spec.attempt:04d}/{number:08d}"
+
+    def message(self, spec: ServerFunctionSpec, number: int) -> str:
+        """The answer of the function of `spec`."""
+        return f"{self.root}/server/pushes/{spec.worker}/{spec.attempt:04d}/{number:08d}"
+
+    def parameters(self, version: int) -> str:
+        """The parameters after `version` updates."""
+        return f"{self.root}/server/parameters/{version:08d}"
+
+
+def packed(message: FunctionMessage, vectors: Sequence[Tensor] = ()) -> bytes:
+    """A message and the gradients with it, as bytes."""
+    head = to_text(message).encode()
+    body = serialised({str(i): vector for i, vector in enumerate(vectors)}) if vectors else b""
+    return _LENGTH.pack(len(head)) + head + body
+
+
+def unpacked(data: bytes, *, source: str) -> tuple[FunctionMessage, tuple[Tensor, ...]]:
+    """The inverse of `packed`. Raises CorruptMessage, which names `source`, for anything else."""
+    if len(data) < _LENGTH.size:
+        raise CorruptMessage(f"{source}: {len(data)} bytes are too few for a message")
+    (length,) = _LENGTH.unpack_from(data)
+    head, body = data[_LENGTH.size : _LENGTH.size + length], data[_LENGTH.size + length :]
+    try:
+        message = from_text(FunctionMessage, head, source=source)
+    except FormatError as error:
+        raise CorruptMessage(str(error)) from error
+    found: Mapping[str, Tensor] = deserialised(source, body) if body else {}
+    if sorted(found) != sorted(str(i) for i in range(len(message.loss_sums))):
+        raise CorruptMessage(f"{source}: {len(found)} gradients with {len(message.loss_sums)} losses")
+    return message, tuple(found[str(i)] for i in range(len(found)))
+
+
+class Arrivals:
+    """A wait for each object. A `storage` that cannot watch is polled at the times by which earlier ones came.
+
+    Setting `cancel` ends the wait, after one more read.
+    """
+
+    def __init__(
+        self, storage: Storage, cancel: threading.Event, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._storage, self._cancel, self._clock = storage, cancel, clock
+        self._estimator = ArrivalEstimator(deadline_s=float("inf"))
+        self._expected = Expectation(self._estimator)
+
+    def get(self, key: str, timeout_s: float) -> bytes | None:
+        """The object `key`, or None if it is not there after `timeout_s`.
+
+        Raises CorruptMessage if it stays damaged when it is read again.
+        """
+        began_s = self._clock()
+        starts_s = (began_s,)
+        due = self._expected.due(starts_s)
+        paused = not self._storage.watches and due.due_s > 0
+        if paused:
+            self._pause(key, began_s, timeout_s, due)
+        empty_s, trip_s, damaged = None, 0.0, 0
+        while True:
+            asked_s = self._clock()
+            is_last = self._cancel.is_set() or asked_s - began_s >= timeout_s
+            try:
+                data = self._storage.get(key)
+            except KeyMissing:
+                if is_last:
+                    return None
+                empty_s, trip_s = asked_s, self._clock() - asked_s
+                self._pause(key, began_s, timeout_s, due, trip_s)
+            except CorruptMessage:
+                damaged += 1
+                if damaged == READS:
+                    raise
+            else:
+                if paused or empty_s is not None:
+                    self._expected.learn(starts_s, empty_s, asked_s, trip_s)
+                return data
+
+    def _pause(self, key: str, began_s: float, timeout_s: float, due: Due, trip_s: float = 0.0) -> None:
+        since_s = self._clock() - began_s
+        left_s = max(timeout_s - since_s, 0.0)
+        learned_s = self._estimator.pause_s(since_s, due.due_s, due.spread_s, trip_s)
+        self._storage.wait(key, left_s if self._storage.watches else min(learned_s, left_s), self._cancel)
+
 
 _WAIT_S = 60.0  # as long as a wait for an answer lasts, before the next one begins
 _JOIN_S = 10.0

@@ -16,14 +16,25 @@ from torch import Tensor
 
 from funcpipe.core import RequestCounts, ServerFunctionSpec
 from funcpipe.errors import WorkerFailed
-from funcpipe.neighbours.parameter_server.checkpoints import ServerCheckpoints
-from funcpipe.neighbours.parameter_server.function_connection import FunctionConnection, Given, Inbox, Received
-from funcpipe.neighbours.parameter_server.function_messages import FunctionMessage, ServerKeys
+from funcpipe.neighbours.parameter_server.function_connection import (
+    FunctionConnection,
+    FunctionMessage,
+    Given,
+    Inbox,
+    Received,
+    ServerKeys,
+)
 from funcpipe.neighbours.parameter_server.function_pool import FunctionPool
-from funcpipe.neighbours.parameter_server.replica import ServerJob
-from funcpipe.neighbours.parameter_server.server import ParameterServer
-from funcpipe.neighbours.parameter_server.values import Chunk, Progress, Push, ServerWorker, WorkTimes
-from funcpipe.neighbours.parameter_server.worker_group import Lost, Pushed
+from funcpipe.neighbours.parameter_server.server import ParameterServer, ServerCheckpoints, ServerJob
+from funcpipe.neighbours.parameter_server.worker_group import (
+    Chunk,
+    Lost,
+    Progress,
+    Push,
+    Pushed,
+    ServerWorker,
+    WorkTimes,
+)
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.runstate.checkpoints import serialised
 from funcpipe.runstate.keys import Keys

@@ -13,10 +13,8 @@ from dataclasses import dataclass, field, replace
 from funcpipe.core import ServerFunctionSpec
 from funcpipe.core.settings import overlap_s
 from funcpipe.errors import PlatformError, PlatformRefused, WorkerFailed
-from funcpipe.neighbours.parameter_server.function_connection import FunctionConnection, Inbox
-from funcpipe.neighbours.parameter_server.function_messages import FunctionMessage
-from funcpipe.neighbours.parameter_server.values import Chunk, ServerWorker
-from funcpipe.neighbours.parameter_server.worker_group import Lost
+from funcpipe.neighbours.parameter_server.function_connection import FunctionConnection, FunctionMessage, Inbox
+from funcpipe.neighbours.parameter_server.worker_group import Chunk, Lost, ServerWorker
 from funcpipe.platforms.base import Cause, Platform, State, Storage
 from funcpipe.platforms.function_group import RESTART_PAUSES, FunctionGroup, Restarts
 

@@ -23,10 +23,15 @@ from funcpipe.core.run_key import RunKey
 from funcpipe.core.settings import leaves_at_s
 from funcpipe.core.texts import error_text, shortened
 from funcpipe.errors import CorruptMessage, DeadlineExceeded, StorageError
-from funcpipe.neighbours.parameter_server.arrivals import Arrivals
-from funcpipe.neighbours.parameter_server.function_messages import FunctionMessage, ServerKeys, WorkOrder, packed
-from funcpipe.neighbours.parameter_server.replica import Replica, ServerJob
-from funcpipe.neighbours.parameter_server.values import Chunk
+from funcpipe.neighbours.parameter_server.function_connection import (
+    Arrivals,
+    FunctionMessage,
+    ServerKeys,
+    WorkOrder,
+    packed,
+)
+from funcpipe.neighbours.parameter_server.server import Replica, ServerJob
+from funcpipe.neighbours.parameter_server.worker_group import Chunk
 from funcpipe.platforms import process as allocator
 from funcpipe.platforms.base import Invoked, OpenPlatform, OpenStorage, Storage
 from funcpipe.runstate.checkpoints import deserialised

@@ -7,16 +7,24 @@ A worker that is lost, or that leaves, costs at most what it was computing: that
 lost, training goes on from its newest checkpoint.
 """
 
+import heapq
 import logging
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
 
 from funcpipe.core import checks
 from funcpipe.errors import WorkerFailed
-from funcpipe.neighbours.parameter_server.shares import deal
-from funcpipe.neighbours.parameter_server.values import Chunk, PushRecord, ServerWorker
-from funcpipe.neighbours.parameter_server.worker_group import Lost, Pushed, ServerLost, WorkerGroup
+from funcpipe.neighbours.parameter_server.worker_group import (
+    Chunk,
+    Lost,
+    Pushed,
+    PushRecord,
+    ServerLost,
+    ServerWorker,
+    WorkerGroup,
+)
 from funcpipe.training.batches import Batches, Step
 
 _log = logging.getLogger(__name__)
@@ -253,3 +261,30 @@ def _restart(group: WorkerGroup, history: History, error: ServerLost) -> None:
     if history.server_restarts > _SERVER_RESTARTS:
         raise WorkerFailed(f"the parameter server was lost {history.server_restarts} times, at last because of {error}")
     group.restart_server()
+
+
+T = TypeVar("T")
+
+
+def counts_by_speed(items: int, speeds: Sequence[float]) -> tuple[int, ...]:
+    """Each worker's number of `items` equal pieces of work, so that the last one ends as early as possible.
+
+    Each piece goes to the worker that would end it first, which is optimal for equal pieces; the first worker on a tie.
+    """
+    counts = [0] * len(speeds)
+    ends = [(1 / speed, i) for i, speed in enumerate(speeds)]
+    heapq.heapify(ends)
+    for _ in range(items):
+        _, i = ends[0]
+        counts[i] += 1
+        heapq.heapreplace(ends, ((counts[i] + 1) / speeds[i], i))
+    return tuple(counts)
+
+
+def deal(items: Sequence[T], speeds: Sequence[float]) -> tuple[tuple[T, ...], ...]:
+    """`items` in order, cut into a run of neighbours for each worker, by speed; slow workers may get none."""
+    parts, start = [], 0
+    for count in counts_by_speed(len(items), speeds):
+        parts.append(tuple(items[start : start + count]))
+        start += count
+    return tuple(parts)

@@ -18,13 +18,11 @@ from funcpipe.core.provision import CostItem, Provision
 from funcpipe.core.stores import DEFAULT, urls_by_kind
 from funcpipe.core.texts import time_text, usd_text
 from funcpipe.errors import PlanError, RunHalted
+from funcpipe.neighbours.parameter_server.function_connection import ServerKeys
 from funcpipe.neighbours.parameter_server.function_group import FunctionSite, FunctionWorkerGroup
-from funcpipe.neighbours.parameter_server.function_messages import ServerKeys
-from funcpipe.neighbours.parameter_server.replica import ServerJob
-from funcpipe.neighbours.parameter_server.server_run import ServerResult, ServerRun, trained
-from funcpipe.neighbours.parameter_server.stored_job import stored_job
-from funcpipe.neighbours.parameter_server.values import ServerWorker, Updates
-from funcpipe.neighbours.parameter_server.worker_group import WorkerGroup
+from funcpipe.neighbours.parameter_server.server import ServerJob
+from funcpipe.neighbours.parameter_server.training import ServerResult, ServerRun, stored_job, trained
+from funcpipe.neighbours.parameter_server.worker_group import ServerWorker, Updates, WorkerGroup
 from funcpipe.platforms.base import Platform
 from funcpipe.platforms.catalog import LOCAL, is_deployment, open_deployment
 from funcpipe.platforms.local.output import keep_client_log

@@ -1,8 +1,15 @@
-"""Training around a parameter server from beginning to end: the cluster, the run, the bill."""
+"""Training around a parameter server on machines, from beginning to end: the cluster, the run, the bill.
+
+A `Replanner` watches a run on spot machines. When some are taken back, the survivors go on at once; spotDNN's model
+says what to rent beside them so that the deadline is still met, and those workers join when they are ready. A type of
+machine of which one was taken back is not asked for again. If nothing makes the deadline, the survivors go on alone.
+"""
 
 import functools
 import importlib.util
-from collections.abc import Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -15,12 +22,20 @@ from funcpipe.core.distribution import install
 from funcpipe.core.market import HOUR_S, Market
 from funcpipe.core.process import temporary_folder
 from funcpipe.core.provision import SERVER_ROLE, CostItem, Provision, Rented
-from funcpipe.errors import InputError, InvalidValue, PlanError
+from funcpipe.errors import Infeasible, InputError, InvalidValue, PlanError
 from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions
-from funcpipe.neighbours.parameter_server.server_run import ServerResult, ServerRun, trained
-from funcpipe.neighbours.parameter_server.stored_job import check_servable, one_stage, stored_job
-from funcpipe.neighbours.parameter_server.values import ServerWorker
+from funcpipe.neighbours.parameter_server.training import (
+    ServerResult,
+    ServerRun,
+    check_servable,
+    one_stage,
+    stored_job,
+    trained,
+)
+from funcpipe.neighbours.parameter_server.worker_group import ServerWorker, WorkerGroup
+from funcpipe.neighbours.provisioning.goal import Goal
 from funcpipe.neighbours.provisioning.lambdadnn import memory_of
+from funcpipe.neighbours.provisioning.spotdnn import SpotSystem, SpotType, replan
 from funcpipe.platforms.catalog import LOCAL, open_storage
 from funcpipe.platforms.ray.cluster import RayAddress, Via, parse_address
 from funcpipe.runstate.generations import find_objects, refuse_foreign_objects
@@ -28,6 +43,7 @@ from funcpipe.training.data_source import Data
 
 if TYPE_CHECKING:
     from funcpipe.neighbours.parameter_server.ray_group import RayWorkerGroup
+
 
 RAY_HERE = "ray://local"
 _OBJECT_STORE_BYTES = 256 << 20  # of a Ray that is started here: parameters and gradients pass through it
@@ -158,8 +174,7 @@ def train_on_cluster(
     address = cluster.address
     if address.is_shared and settings.storage is None:
         raise InvalidValue("storage", None, "must be given with a Ray cluster: all its nodes read the data there")
-    from funcpipe.neighbours.parameter_server.ray_actors import RaySite
-    from funcpipe.neighbours.parameter_server.ray_group import RayWorkerGroup
+    from funcpipe.neighbours.parameter_server.ray_group import RaySite, RayWorkerGroup
     from funcpipe.platforms.ray.connection import connected
 
     name = settings.resume or settings.name or new_run_name()
@@ -199,3 +214,118 @@ def _bill(cluster: ServerCluster, group: "RayWorkerGroup", market: Market) -> tu
             CostItem(name="server", usd=market.machine(cluster.server).on_demand_usd_h * group.lifetime_s / HOUR_S)
         )
     return tuple(items)
+
+
+_log = logging.getLogger(__name__)
+
+Notices = Callable[[], Sequence[str]]
+"""The names of workers whose machines are about to be taken back, each reported once or more often."""
+
+Rent = Callable[[Sequence[ServerWorker]], None]
+"""A function that orders the machines of these workers; they start when their nodes have joined Ray."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Revocation:
+    """A revocation at `time_s` of the run, when the share `done` of it was done.
+
+    `plan` is what the survivors and those that `joined` make together; None if nothing meets the deadline.
+    """
+
+    time_s: float
+    done: float
+    left: tuple[str, ...]
+    joined: tuple[str, ...]
+    plan: Provision | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpotPlan:
+    """The parts of a new plan: the job's goal, with its deadline in seconds, and spotDNN's view of the market.
+
+    Machines that join take `overhead_s`.
+    """
+
+    goal: Goal
+    types: tuple[SpotType, ...]
+    system: SpotSystem
+    overhead_s: float = 30.0
+
+    def beside(
+        self, survivors: Sequence[ServerWorker], gone: Sequence[str], *, done: float, elapsed_s: float
+    ) -> tuple[Provision, tuple[tuple[SpotType, int], ...]]:
+        """The new plan, and how many more of each type it rents; `gone` are types to be had no more.
+
+        Raises Infeasible.
+        """
+        counts = tuple(sum(worker.machine == kind.name for worker in survivors) for kind in self.types)
+        types = tuple(
+            replace(kind, quota=count if kind.name in gone else max(kind.quota, count))
+            for kind, count in zip(self.types, counts, strict=True)
+        )
+        remaining_s = max(self.goal.deadline_s - elapsed_s, 1e-9)
+        plan = replan(
+            self.goal, types, self.system, counts, done=done, remaining_s=remaining_s, overhead_s=self.overhead_s
+        )
+        rented = {item.name: item.count for item in plan.rented if item.role == "worker"}
+        more = ((kind, rented.get(kind.name, 0) - n) for kind, n in zip(types, counts, strict=True))
+        return plan, tuple((kind, count) for kind, count in more if count > 0)
+
+
+class Replanner:
+    """A watch for runs on spot machines; `revocations` records what it has seen and done."""
+
+    def __init__(
+        self,
+        plan: SpotPlan,
+        notices: Notices,
+        rent: Rent,
+        *,
+        like: Callable[[SpotType, str], ServerWorker],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`like` makes the worker of a type of machine, under a name. The deadline counts from now on."""
+        self._plan, self._notices, self._rent, self._like, self._clock = plan, notices, rent, like, clock
+        self._began_s = clock()
+        self._known: dict[str, ServerWorker] = {}
+        self._starting: set[str] = set()
+        self._gone: set[str] = set()
+        self.revocations: list[Revocation] = []
+
+    def __call__(self, group: WorkerGroup, done: float) -> None:
+        """Handle machines that leave, or have left without notice."""
+        present = {worker.name: worker for worker in group.workers}
+        self._starting -= present.keys()
+        vanished = self._known.keys() - present.keys() - self._starting
+        self._known |= present
+        noticed = {name for name in self._notices() if name in present}
+        leaving = sorted(vanished | noticed)
+        if not leaving:
+            return
+        for name in sorted(noticed):
+            group.leave(name)
+        left = [self._known.pop(name) for name in leaving]
+        self._gone |= {worker.machine for worker in left}
+        self._add(group, done, left)
+
+    def _add(self, group: WorkerGroup, done: float, left: Sequence[ServerWorker]) -> None:
+        elapsed_s = self._clock() - self._began_s
+        survivors = tuple(self._known.values())
+        plan: Provision | None = None
+        joining: list[ServerWorker] = []
+        try:
+            plan, more = self._plan.beside(survivors, sorted(self._gone), done=min(done, 0.999), elapsed_s=elapsed_s)
+        except Infeasible as error:
+            _log.warning("no machine is added: %s", error)
+        else:
+            number = len(self.revocations) + 1
+            joining = [self._like(kind, f"{kind.name}-r{number}.{i}") for kind, count in more for i in range(count)]
+        if joining:
+            self._rent(joining)
+        for worker in joining:
+            self._known[worker.name] = worker
+            self._starting.add(worker.name)
+            group.join(worker)
+        names = tuple(worker.name for worker in left), tuple(worker.name for worker in joining)
+        _log.warning("%s left; %s joins", ", ".join(names[0]), ", ".join(names[1]) or "no worker")
+        self.revocations.append(Revocation(time_s=elapsed_s, done=done, left=names[0], joined=names[1], plan=plan))

@@ -1,24 +1,164 @@
 """Workers on Ray: the server is an actor, and so is each worker; gradients go from one to the other.
 
 Workers ask the server for the parameters and push to it themselves. The client only deals out the work, and learns
-from Ray which workers are gone.
+from Ray which workers are gone. Where machines stand for others with slower networks, `SharedLink` delays transfers.
 """
 
+import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
 from torch import Tensor
 
 from funcpipe.errors import FuncPipeError, PlatformRefused, WorkerFailed
-from funcpipe.neighbours.parameter_server.ray_actors import RaySite, ServerActor, WorkerActor
-from funcpipe.neighbours.parameter_server.values import Chunk, Progress, ServerWorker
-from funcpipe.neighbours.parameter_server.worker_group import Lost, Pushed, ServerLost
+from funcpipe.neighbours.parameter_server.server import ParameterServer, Replica, ServerCheckpoints, ServerJob
+from funcpipe.neighbours.parameter_server.worker_group import (
+    Chunk,
+    Lost,
+    Progress,
+    Push,
+    Pushed,
+    ServerLost,
+    ServerWorker,
+    WorkTimes,
+)
+from funcpipe.platforms.base import Storage
 from funcpipe.platforms.ray.library import ray
 from funcpipe.training.batches import Step
+
+_QUANTA = 16
+
+
+class SharedLink:
+    """A delay of transfers, as on a link of `bytes_s` bytes a second that they share evenly.
+
+    A transfer moves in small pieces, one after another, and so takes turns with those of other threads. Without
+    `bytes_s` it delays nothing by itself.
+    """
+
+    def __init__(
+        self,
+        bytes_s: float | None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._bytes_s = bytes_s
+        self._clock, self._sleep = clock, sleep
+        self._lock = threading.Lock()
+        self._free_s = 0.0
+
+    def transfer(self, size: int, own_bytes_s: float | None = None) -> None:
+        """Return once `size` bytes would have passed, over this link and over the other end's, of `own_bytes_s`."""
+        if self._bytes_s is None and own_bytes_s is None:
+            return
+        piece, passed_s = size / _QUANTA, self._clock()
+        for _ in range(_QUANTA):
+            alone_s = passed_s + (piece / own_bytes_s if own_bytes_s else 0.0)
+            passed_s = max(alone_s, self._reserve(piece, passed_s))
+            self._sleep(max(passed_s - self._clock(), 0.0))
+
+    def _reserve(self, size: float, now_s: float) -> float:
+        """Return when the link will have moved the next `size` bytes."""
+        if self._bytes_s is None:
+            return now_s
+        with self._lock:
+            self._free_s = max(self._free_s, now_s) + size / self._bytes_s
+            return self._free_s
+
+
+OpenStorageHere = Callable[[], Storage]
+"""A function that opens the run's storage on the machine that calls it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RaySite:
+    """The parts of actors. The server's node must have `server_resources`, and its link has `link_bytes_s`."""
+
+    job: ServerJob
+    open_storage: OpenStorageHere
+    run: str
+    server_resources: Mapping[str, float] = field(default_factory=dict)
+    link_bytes_s: float | None = None
+
+
+class ServerActor:
+    """The actor of the server; several threads run its methods, so that workers share its link."""
+
+    def __init__(self, site: RaySite) -> None:
+        _one_thread()
+        self._server = ParameterServer(site.job)
+        self._checkpoints = ServerCheckpoints(site.open_storage(), site.run)
+        self._checkpoints.restore_into(self._server)
+        self._link = SharedLink(site.link_bytes_s)
+
+    def pull(self, own_bytes_s: float | None) -> tuple[int, dict[str, Tensor]]:
+        """The version and the parameters, once they would have passed the links."""
+        found = self._server.pull()
+        self._link.transfer(self._server.parameter_bytes, own_bytes_s)
+        return found
+
+    def push(self, push: Push, own_bytes_s: float | None) -> tuple[float, int] | None:
+        """Take gradients; return the mean loss and the staleness of an asynchronous push that is new."""
+        self._link.transfer(sum(vector.nbytes for vector in push.vectors), own_bytes_s)
+        if not push.chunk.separate:
+            return self._server.apply(push, push.chunk.step)
+        self._server.collect(push)
+        return None
+
+    def update(self, step: Step, ids: Sequence[int]) -> float:
+        """Take a synchronous step; return its mean loss."""
+        return self._server.update(step, ids)
+
+    def save(self) -> None:
+        """Write a checkpoint."""
+        self._checkpoints.save(self._server)
+
+    def progress(self) -> Progress:
+        """The progress of the server."""
+        return self._server.progress()
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """The model's `state_dict`."""
+        return self._server.state_dict()
+
+
+class WorkerActor:
+    """The actor of a worker."""
+
+    def __init__(self, site: RaySite, worker: ServerWorker) -> None:
+        _one_thread()
+        self._worker = worker
+        self._replica = Replica(site.job, site.open_storage(), site.run)
+
+    def ready(self) -> None:
+        """Return once the model is loaded."""
+
+    def work(self, server: Any, chunk: Chunk) -> tuple[tuple[float, int] | None, WorkTimes]:
+        """Pull, compute and push a chunk; return what `push` returned, and the times."""
+        own = self._worker.link_bytes_s
+        asked_s = time.monotonic()
+        version, parameters = ray.get(server.pull.remote(own))
+        began_s = time.monotonic()
+        push = self._replica.work(version, parameters, chunk)
+        samples = sum(len(chunk.step.micro_batches[number]) for number in chunk.numbers)
+        time.sleep(max(self._worker.sample_s * samples - (time.monotonic() - began_s), 0.0))
+        ended_s = time.monotonic()
+        applied: tuple[float, int] | None = ray.get(server.push.remote(push, own))
+        times = WorkTimes(pull_s=began_s - asked_s, compute_s=ended_s - began_s, push_s=time.monotonic() - ended_s)
+        return applied, times
+
+
+def _one_thread() -> None:
+    """Compute as functions do: sums of several threads may differ in their last bits."""
+    import torch
+
+    torch.set_num_threads(1)
+
 
 _POLL_S = 0.5
 _SERVER_THREADS = 64

@@ -10,11 +10,11 @@ import pytest
 from funcpipe.client.prepare.prepared_run import PreparedRun
 from funcpipe.core import JobSpec
 from funcpipe.core.provision import CostItem, Provision, ProvisionTable, Rented
-from funcpipe.neighbours.history.comparing import file_server_run, file_way_run, filed
+from funcpipe.neighbours.history.filing import file_server_run, file_way_run, filed
 from funcpipe.neighbours.history.hindsight import hindsights
 from funcpipe.neighbours.history.journal import read_all
-from funcpipe.neighbours.parameter_server.server_run import ServerResult
-from funcpipe.neighbours.parameter_server.values import PushRecord, Updates
+from funcpipe.neighbours.parameter_server.training import ServerResult
+from funcpipe.neighbours.parameter_server.worker_group import PushRecord, Updates
 from tests.e2e import small
 from tests.neighbours.history.test_observing import SPEC, result
 

@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from funcpipe.core import Observation, Quantity
-from funcpipe.neighbours.history.correction import fit
+from funcpipe.neighbours.history.learned import fit
 from tests.neighbours.history.observations import observation
 
 

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.core import Estimate, Observation, Plan, Quantity
-from funcpipe.neighbours.history.correction import fit
-from funcpipe.neighbours.history.learned import as_observed, errors, known
+from funcpipe.neighbours.history.learned import as_observed, errors, fit, known
 from tests.e2e import small
 from tests.neighbours.history.observations import observation
 

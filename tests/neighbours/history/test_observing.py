@@ -10,8 +10,8 @@ import pytest
 from funcpipe.client.follow.results import RunResult
 from funcpipe.client.prepare.prepared_run import PreparedRun
 from funcpipe.core import Bill, Event, Outcome, Plan, Quantity, Source, Trace, WorkerReport
+from funcpipe.neighbours.history.filing import file_run, observed, place_of
 from funcpipe.neighbours.history.journal import read_history
-from funcpipe.neighbours.history.observing import file_run, observed, place_of
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.scheduler.tasks import Kind
 from tests.client.test_job_estimate import ITERATION

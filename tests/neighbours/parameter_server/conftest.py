@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 from funcpipe.client.prepare.job import Job
 from funcpipe.model.graph import trace
-from funcpipe.neighbours.parameter_server.replica import ServerJob
-from funcpipe.neighbours.parameter_server.stored_job import one_stage, stored_job
+from funcpipe.neighbours.parameter_server.server import ServerJob
+from funcpipe.neighbours.parameter_server.training import one_stage, stored_job
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.recipe import Recipe

@@ -9,11 +9,10 @@ from typing import Any
 
 from funcpipe.client.prepare.job import Job
 from funcpipe.core import PlatformSpec, ServerFunctionSpec
+from funcpipe.neighbours.parameter_server.function_connection import ServerKeys
 from funcpipe.neighbours.parameter_server.function_group import FunctionSite, FunctionWorkerGroup
-from funcpipe.neighbours.parameter_server.function_messages import ServerKeys
-from funcpipe.neighbours.parameter_server.stored_job import stored_job
-from funcpipe.neighbours.parameter_server.values import ServerWorker
-from funcpipe.neighbours.parameter_server.worker_group import WorkerGroup
+from funcpipe.neighbours.parameter_server.training import stored_job
+from funcpipe.neighbours.parameter_server.worker_group import ServerWorker, WorkerGroup
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.faults import FunctionFaults

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from funcpipe.errors import CorruptMessage, PlanError
-from funcpipe.neighbours.parameter_server.checkpoints import ServerCheckpoints
-from funcpipe.neighbours.parameter_server.server import Applied, ParameterServer
+from funcpipe.neighbours.parameter_server.server import Applied, ParameterServer, ServerCheckpoints
 from tests.neighbours.parameter_server.conftest import RUN, stored_adam
 
 FOLDER = f"{RUN}/server/checkpoints/"

@@ -15,13 +15,18 @@ from funcpipe.core import RequestCounts
 from funcpipe.core.backoff import Backoff
 from funcpipe.errors import CorruptMessage, WorkerFailed
 from funcpipe.neighbours.parameter_server import function_pool, function_worker
-from funcpipe.neighbours.parameter_server.function_connection import FunctionConnection, Given
+from funcpipe.neighbours.parameter_server.function_connection import (
+    FunctionConnection,
+    FunctionMessage,
+    Given,
+    packed,
+    unpacked,
+)
 from funcpipe.neighbours.parameter_server.function_group import FunctionWorkerGroup
-from funcpipe.neighbours.parameter_server.function_messages import FunctionMessage, packed, unpacked
 from funcpipe.neighbours.parameter_server.function_pool import FunctionPool
 from funcpipe.neighbours.parameter_server.loops import History, LoopConfig, train_asynchronously, train_synchronously
-from funcpipe.neighbours.parameter_server.replica import Replica, ServerJob
-from funcpipe.neighbours.parameter_server.values import Chunk, Push
+from funcpipe.neighbours.parameter_server.server import Replica, ServerJob
+from funcpipe.neighbours.parameter_server.worker_group import Chunk, Push
 from funcpipe.platforms import base, function_group
 from funcpipe.platforms.base import Invoked
 from funcpipe.testing import thread_platform

@@ -2,7 +2,7 @@ import threading
 
 import pytest
 
-from funcpipe.neighbours.parameter_server.link import SharedLink
+from funcpipe.neighbours.parameter_server.ray_group import SharedLink
 
 
 class Clock:

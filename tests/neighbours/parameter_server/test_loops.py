@@ -11,9 +11,8 @@ from torch import Tensor
 from funcpipe.client.prepare.job import Job
 from funcpipe.errors import WorkerFailed
 from funcpipe.neighbours.parameter_server.loops import History, LoopConfig, train_asynchronously, train_synchronously
-from funcpipe.neighbours.parameter_server.replica import ServerJob
-from funcpipe.neighbours.parameter_server.values import ServerWorker
-from funcpipe.neighbours.parameter_server.worker_group import Lost, Pushed
+from funcpipe.neighbours.parameter_server.server import ServerJob
+from funcpipe.neighbours.parameter_server.worker_group import Lost, Pushed, ServerWorker
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.plain import train_in_one_process
 from tests.neighbours.parameter_server.conftest import RUN, model

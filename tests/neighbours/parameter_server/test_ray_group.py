@@ -15,9 +15,8 @@ from funcpipe.cli import main
 from funcpipe.core import write
 from funcpipe.core.provision import CostItem, Provision, Rented
 from funcpipe.neighbours.parameter_server.loops import History, LoopConfig, train_synchronously
-from funcpipe.neighbours.parameter_server.stored_job import stored_job
-from funcpipe.neighbours.parameter_server.values import ServerWorker
-from funcpipe.neighbours.parameter_server.worker_group import WorkerGroup
+from funcpipe.neighbours.parameter_server.training import stored_job
+from funcpipe.neighbours.parameter_server.worker_group import ServerWorker, WorkerGroup
 from funcpipe.platforms.catalog import load_market, open_storage
 from funcpipe.platforms.ray.cluster import RayAddress, Via
 from tests.neighbours.parameter_server.conftest import RUN, adam_job
@@ -62,7 +61,7 @@ def stays(name: str, **settings: Any) -> ServerWorker:
 
 
 def site_in(folder: Path) -> Any:
-    from funcpipe.neighbours.parameter_server.ray_actors import RaySite
+    from funcpipe.neighbours.parameter_server.ray_group import RaySite
 
     url = folder.as_uri()
     return RaySite(

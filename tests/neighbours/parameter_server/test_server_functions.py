@@ -21,9 +21,8 @@ from funcpipe.errors import InvalidValue, PlanError, RunHalted
 from funcpipe.neighbours.parameter_server.function_group import FunctionsUsed, FunctionWorkerGroup
 from funcpipe.neighbours.parameter_server.loops import Watch, nothing_changes
 from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions, _Bill, train_on_functions
-from funcpipe.neighbours.parameter_server.server_run import ServerResult, ServerRun
-from funcpipe.neighbours.parameter_server.values import Updates
-from funcpipe.neighbours.parameter_server.worker_group import WorkerGroup
+from funcpipe.neighbours.parameter_server.training import ServerResult, ServerRun
+from funcpipe.neighbours.parameter_server.worker_group import Updates, WorkerGroup
 from funcpipe.platforms.catalog import load_market, load_spec, open_storage
 from funcpipe.platforms.wrappers import Counted
 from funcpipe.runstate.generations import reserve_generation

@@ -12,10 +12,9 @@ from funcpipe.core.provision import CostItem, JobSpec, Provision, Rented
 from funcpipe.errors import InvalidValue, PlanError
 from funcpipe.neighbours.parameter_server.loops import History, LoopConfig, train_asynchronously
 from funcpipe.neighbours.parameter_server.on_functions import expected
-from funcpipe.neighbours.parameter_server.on_machines import cluster_of
-from funcpipe.neighbours.parameter_server.replanner import Replanner, SpotPlan
-from funcpipe.neighbours.parameter_server.stored_job import check_servable
-from funcpipe.neighbours.parameter_server.values import Updates
+from funcpipe.neighbours.parameter_server.on_machines import Replanner, SpotPlan, cluster_of
+from funcpipe.neighbours.parameter_server.training import check_servable
+from funcpipe.neighbours.parameter_server.worker_group import Updates
 from funcpipe.neighbours.provisioning.goal import Goal
 from funcpipe.neighbours.provisioning.spotdnn import SpotSystem, SpotType
 from funcpipe.platforms.catalog import load_market

@@ -3,7 +3,7 @@ import itertools
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.neighbours.parameter_server.shares import counts_by_speed, deal
+from funcpipe.neighbours.parameter_server.loops import counts_by_speed, deal
 
 SPEEDS = st.lists(st.floats(0.25, 8.0), min_size=1, max_size=4)
 

@@ -10,9 +10,8 @@ from torch import Tensor
 
 from funcpipe.client.prepare.job import Job
 from funcpipe.neighbours.parameter_server.loops import History, LoopConfig, train_asynchronously, train_synchronously
-from funcpipe.neighbours.parameter_server.replica import ServerJob
-from funcpipe.neighbours.parameter_server.values import ServerWorker
-from funcpipe.neighbours.parameter_server.worker_group import WorkerGroup
+from funcpipe.neighbours.parameter_server.server import ServerJob
+from funcpipe.neighbours.parameter_server.worker_group import ServerWorker, WorkerGroup
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.neighbours.parameter_server.conftest import RUN
 from tests.neighbours.parameter_server.functions import group_of

@@ -6,7 +6,7 @@ from funcpipe.core import RunSettings
 from funcpipe.core.settings import NO_LIMITS
 from funcpipe.errors import PlatformRefused
 from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions, train_on_functions
-from funcpipe.neighbours.parameter_server.server_run import ServerRun
+from funcpipe.neighbours.parameter_server.training import ServerRun
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import load_market
 from tests.cloud_emulation.aws import AwsCloud

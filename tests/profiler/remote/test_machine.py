@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from funcpipe.platforms.base import OPEN, Gate
-from funcpipe.profiler.remote import machine, transfers
+from funcpipe.profiler.remote import function, storage_speed
 from funcpipe.testing.memory_storage import MemoryStorage
 
 LATENCY_S, UPLOAD_BYTES_S, DOWNLOAD_BYTES_S = 0.02, 4e6, 1e7
@@ -41,10 +41,10 @@ class TimedStorage(MemoryStorage):
 def test_latency_and_bandwidths_are_those_of_the_storage(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
     storage = TimedStorage(clock)
-    monkeypatch.setattr(transfers, "time", clock)
-    monkeypatch.setattr(machine, "_products_s", lambda threads: 1.0 / threads)
-    monkeypatch.setattr(machine, "peak_memory_bytes", lambda: 210 << 20)  # not what other tests have left
-    report = machine.measure_machine(storage, "scratch", started_at_s=5.0, memory_bytes=64 << 20)
+    monkeypatch.setattr(storage_speed, "time", clock)
+    monkeypatch.setattr(function, "_products_s", lambda threads: 1.0 / threads)
+    monkeypatch.setattr(function, "peak_memory_bytes", lambda: 210 << 20)  # not what other tests have left
+    report = function.measure_machine(storage, "scratch", started_at_s=5.0, memory_bytes=64 << 20)
     assert report.latency_s == pytest.approx(LATENCY_S)
     assert report.upload_bytes_s == pytest.approx(UPLOAD_BYTES_S)
     assert report.download_bytes_s == pytest.approx(DOWNLOAD_BYTES_S)
@@ -58,31 +58,31 @@ def test_small_transfers_that_are_disturbed_do_not_make_the_bandwidth_larger(
     disturbed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock, delays = Clock(), itertools.cycle([*[0.2] * disturbed, 0.0])
-    monkeypatch.setattr(transfers, "time", clock)
+    monkeypatch.setattr(storage_speed, "time", clock)
 
     def move(body: bytes) -> None:
         is_small = len(body) < 4_000_000
         clock.now_s += LATENCY_S + len(body) / DOWNLOAD_BYTES_S + (next(delays) if is_small else 0.0)
 
-    found, _ = transfers.bandwidth(move, bytes(8_000_000), most=8_000_000)
+    found, _ = storage_speed.bandwidth(move, bytes(8_000_000), most=8_000_000)
     assert found == pytest.approx(DOWNLOAD_BYTES_S)
 
 
 def test_the_share_of_the_memory_limits_what_is_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     clock = Clock()
-    monkeypatch.setattr(transfers, "time", clock)
+    monkeypatch.setattr(storage_speed, "time", clock)
 
     def move(body: bytes) -> None:
         sizes.append(len(body))
         clock.now_s += 1e-3
 
-    transfers.bandwidth(move, b"0" * 1000, most=3000)
+    storage_speed.bandwidth(move, b"0" * 1000, most=3000)
     assert set(sizes) == {1000, 2000, 500}
 
 
 def test_matrix_products_are_counted_for_the_given_time(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks = itertools.count()
-    monkeypatch.setattr(machine, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
-    monkeypatch.setattr(machine, "_COMPUTE_S", 3.0)
-    assert machine._products_s(1) == 1.5  # two products begin within three ticks
+    monkeypatch.setattr(function, "time", SimpleNamespace(perf_counter=lambda: float(next(ticks))))
+    monkeypatch.setattr(function, "_COMPUTE_S", 3.0)
+    assert function._products_s(1) == 1.5  # two products begin within three ticks

@@ -1,6 +1,7 @@
 """Functions that measure, run in the test's own process by a platform that can be told how they end."""
 
 import json
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -26,14 +27,13 @@ from funcpipe.core import (
 )
 from funcpipe.core.logs import RawLine
 from funcpipe.errors import DeadlineExceeded, FormatError, InputError, ModelError, WorkerFailed
-from funcpipe.platforms import entry
+from funcpipe.platforms import entry, function_group
 from funcpipe.platforms.base import Cause, Handle, PlainKeys, State, Status
 from funcpipe.platforms.catalog import load_spec, open_storage
 from funcpipe.profiler.measure import Times
-from funcpipe.profiler.remote import client, keys
-from funcpipe.profiler.remote.budget import Budget
-from funcpipe.profiler.remote.layers import times_of_sizes
-from funcpipe.profiler.remote.platform import measure_platform, measured
+from funcpipe.profiler.remote import measuring
+from funcpipe.profiler.remote.function import ProbeKeys
+from funcpipe.profiler.remote.measuring import Budget, measure_platform, measured, times_of_sizes
 
 DONE = Status(state=State.DONE)
 OUT_OF_MEMORY = Status(state=State.FAILED, reason="out of memory: 1 MB", cause=Cause.OUT_OF_MEMORY)
@@ -46,8 +46,12 @@ class Clock:
 
     now_s = 1e9
 
+    strftime = staticmethod(time.strftime)
+
     def time(self) -> float:
         return self.now_s
+
+    monotonic = time
 
     def sleep(self, seconds: float) -> None:
         self.now_s += seconds
@@ -55,7 +59,9 @@ class Clock:
 
 @pytest.fixture(autouse=True)
 def _nobody_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(client, "time", Clock())
+    clock = Clock()
+    for module in (measuring, function_group):
+        monkeypatch.setattr(module, "time", clock)
 
 
 def work(probe: ProbeSpec) -> Status:
@@ -115,7 +121,7 @@ def pipe() -> FuncPipe:
 
 def write_report(folder: Path, probe: ProbeSpec, layer: int, seconds: float) -> None:
     report = LayerReport(forward_s=(seconds,), backward_s=(2 * seconds,), workspace_bytes=layer)
-    open_storage(folder.as_uri()).put(keys.layer(probe.run, probe.size, layer), to_text(report).encode())
+    open_storage(folder.as_uri()).put(ProbeKeys(probe.run).layer(probe.size, layer), to_text(report).encode())
 
 
 def test_layers_are_timed_in_functions_of_every_size(tmp_path: Path) -> None:
@@ -252,7 +258,7 @@ def test_a_measured_specification_says_what_was_measured_and_can_be_read(tmp_pat
 
 def test_the_platform_is_measured_by_a_function_of_each_size(tmp_path: Path) -> None:
     def act(probe: ProbeSpec) -> Status:
-        key = keys.machine(probe.run, probe.number)
+        key = ProbeKeys(probe.run).machine(probe.number)
         open_storage(tmp_path.as_uri()).put(key, to_text(report(started_at_s=2e9)).encode())
         return DONE
 

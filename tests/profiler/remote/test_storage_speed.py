@@ -6,7 +6,7 @@ from itertools import count
 import pytest
 
 from funcpipe.platforms.base import OPEN, Gate
-from funcpipe.profiler.remote import transfers
+from funcpipe.profiler.remote import storage_speed
 from funcpipe.profiler.remote.storage_speed import REQUESTS, measure_storage
 from funcpipe.testing.memory_storage import MemoryStorage
 
@@ -44,7 +44,7 @@ class SharedLink(MemoryStorage):
 
 def test_latencies_and_bandwidths_are_those_of_the_storage(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = Clock()
-    monkeypatch.setattr(transfers, "time", clock)
+    monkeypatch.setattr(storage_speed, "time", clock)
     storage = SharedLink(clock)
     report = measure_storage(storage, "memory:", streams=4, body_bytes=4_000_000)
     puts_s = [number / 1000 for number in range(1, REQUESTS + 1)]  # the one before has made the connection
