@@ -72,6 +72,7 @@ from funcpipe.core.runstate import (
     ReplicaMark,
     Restart,
     RunRecord,
+    RunRef,
     ShardOrder,
     StoredFile,
 )
@@ -172,6 +173,7 @@ __all__ = [
     "RunAccount",
     "RunLimits",
     "RunRecord",
+    "RunRef",
     "RunSettings",
     "ScheduleKind",
     "ServerFunctionSpec",

@@ -8,7 +8,7 @@ from typing import ClassVar, Protocol
 from funcpipe.core import checks
 from funcpipe.core.bill import Bill, RunAccount
 from funcpipe.core.plan import Plan
-from funcpipe.core.runstate import Outcome
+from funcpipe.core.runstate import Outcome, RunRef
 from funcpipe.core.settings import FaultTolerance, RunLimits
 from funcpipe.core.stores import CountsByKind, RequestCounts
 from funcpipe.core.texts import worker_name
@@ -43,50 +43,57 @@ class Invocation(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerSpec:
+class FunctionSpec(RunRef):
+    """The part that the payloads of a run's functions share.
+
+    The function's code is loaded only if its SHA-256 is `bundle_sha256`. `message_deadline_s` is how long the run waits
+    for a message. `log_level` is what `core.logs.read_levels` reads, and `run_key` the text of the run's RunKey, which
+    is in no payload that lies in storage.
+    """
+
+    attempt: int
+    bundle_sha256: str
+    message_deadline_s: float
+    log_level: str = "INFO"
+    run_key: str = field(default="", repr=False)
+
+    def __post_init__(self) -> None:
+        checks.filled("run", self.run)
+        checks.at_least("attempt", self.attempt, 0)
+        checks.positive("message_deadline_s", self.message_deadline_s)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerSpec(FunctionSpec):
     """The payload of a worker's function: all that it knows besides what is in the object storage.
 
-    `storage` and `platform` are the URLs of the run's objects and of what runs its functions. `bundle` is the key of
-    the stage's code, which is loaded only if its SHA-256 is `bundle_sha256`; `parameters` is the key of the stage's
-    tensors. The run ends when the worker has waited `message_deadline_s` for a message. The worker starts from the
-    stage's newest checkpoint, or at `first_step` if there is none; a successor starts once its predecessor has handed
-    over, or after `follows_within_s`. With no `epochs` it only evaluates. The run began after `began_step` steps,
-    and `validated` is the last validation of earlier generations. `log_level` is what `core.logs.read_levels` reads,
-    `account` what the run had cost and taken. `nonce` is part of the keys of the generation, `run_key` the text of its
-    RunKey, which is in no payload that lies in storage.
+    `platform` is the URL of what runs the run's functions, `bundle` the key of the stage's code, and `parameters` that
+    of its tensors. The worker starts from the stage's newest checkpoint, or at `first_step` if there is none; a
+    successor starts once its predecessor has handed over, or after `follows_within_s`. With no `epochs` it only
+    evaluates. The run began after `began_step` steps, and `validated` is the last validation of earlier generations.
+    `account` is what the run had cost and taken.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.worker/1"
 
-    run: str
-    attempt: int
     stage: int
     replica: int
     plan: Plan
-    storage: str
     platform: str
     bundle: str
-    bundle_sha256: str
     parameters: str
     epochs: int
-    seed: int
-    message_deadline_s: float
-    generation: int = 0
-    nonce: str = ""
     first_step: int = 0
     follows_within_s: float | None = None
     faults: FaultTolerance = field(default_factory=FaultTolerance)
     limits: RunLimits = field(default_factory=RunLimits)
     account: RunAccount = field(default_factory=RunAccount)
-    log_level: str = "INFO"
-    run_key: str = field(default="", repr=False)
     began_step: int = 0
     validated: ValidationReport | None = None
 
     def __post_init__(self) -> None:
-        checks.filled("run", self.run)
-        checks.all_at_least(self, 0, "attempt", "stage", "replica", "epochs", "first_step")
-        checks.positive("message_deadline_s", self.message_deadline_s)
+        FunctionSpec.__post_init__(self)
+        checks.all_at_least(self, 0, "stage", "replica", "epochs", "first_step")
 
     @property
     def worker(self) -> str:
@@ -241,38 +248,25 @@ class FinishedRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ServerFunctionSpec:
+class ServerFunctionSpec(FunctionSpec):
     """The payload of a function that is, as its `attempt`, the `worker` of a parameter server.
 
-    `storage` is the URL of the run's objects, among them the whole model's code, which is loaded only if its SHA-256 is
-    `bundle_sha256`. The function leaves before it is `lifetime_s` old, and fails when no work has come for twice
-    `message_deadline_s`, which is how long its client waits for an answer. `generation` and `nonce` are parts of the
-    run's keys, `run_key` is the text of its RunKey. `log_level` is what `core.logs.read_levels` reads.
+    Its code is the whole model's. The function leaves before it is `lifetime_s` old, and fails when no work has come
+    for twice `message_deadline_s`, which is how long its client waits for an answer.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.server-function/1"
 
-    run: str
     worker: str
-    attempt: int
     size: str
     memory_mb: int
-    storage: str
-    bundle_sha256: str
-    seed: int
-    message_deadline_s: float
-    generation: int = 0
-    nonce: str = ""
     lifetime_s: float | None = None
-    log_level: str = "INFO"
-    run_key: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
-        checks.filled("run", self.run)
+        FunctionSpec.__post_init__(self)
         checks.filled("worker", self.worker)
-        checks.at_least("attempt", self.attempt, 0)
         checks.at_least("memory_mb", self.memory_mb, 1)
-        checks.all_positive(self, "message_deadline_s", "lifetime_s")
+        checks.all_positive(self, "lifetime_s")
 
 
 MARKS = "_watch/"

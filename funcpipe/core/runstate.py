@@ -208,10 +208,24 @@ class Heartbeat:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRecord:
+class RunRef:
+    """A generation of a run: a start or a resumption. Its objects lie in `storage`, a URL, and its `seed` is the run's.
+
+    `generation` and `nonce` are parts of the objects' keys.
+    """
+
+    run: str
+    storage: str
+    seed: int
+    generation: int = 0
+    nonce: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunRecord(RunRef):
     """The description of a run: all that is needed to watch it, stop it, or resume it under another plan.
 
-    `nonce` is part of the generation's keys. `platform` and `storage` are URLs. `losses` and `validations` belong to
+    `platform` is a URL. `losses` and `validations` belong to
     the steps from `began_step` up to `first_step`, which earlier generations did, and of which `skipped_steps` updated
     nothing; `spent_usd` and `elapsed_s` are what those cost and took. The steps before `began_step` were no part of
     this run: it goes on with what a run before it had learned. `lr_schedule`, `average` and `teachers`
@@ -222,22 +236,17 @@ class RunRecord:
 
     FORMAT: ClassVar[str] = "funcpipe.run/1"
 
-    run: str
-    generation: int
     plan: Plan
     platform: str
-    storage: str
     samples: int
     epochs: int
     steps: int
     first_step: int
-    seed: int
     shuffle: bool
     clip_grad_norm: float | None
     losses: tuple[float, ...] = ()
     spent_usd: float = 0.0
     elapsed_s: float = 0.0
-    nonce: str = ""
     lr_schedule: str | None = None
     average: str | None = None
     teachers: str | None = None

@@ -13,8 +13,9 @@ what concerns one attempt of a worker carries the attempt's number.
 
 import re
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Self
 
+from funcpipe.core import RunRef
 from funcpipe.errors import InvalidValue
 
 _RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
@@ -23,22 +24,6 @@ _NONCE = re.compile(r"[0-9a-f]{0,16}", re.ASCII)
 _PLACE = re.compile(
     r"([a-z0-9][a-z0-9-]{0,62})/(?:g|generations/)(\d{4})(?:-([0-9a-f]{1,16}))?(?:\.json$|/|$)(messages/)?", re.ASCII
 )
-
-
-class OfGeneration(Protocol):
-    """A document that belongs to one generation of a run."""
-
-    @property
-    def run(self) -> str:
-        """The name of the run."""
-
-    @property
-    def generation(self) -> int:
-        """The number of the generation."""
-
-    @property
-    def nonce(self) -> str:
-        """The part of the name that distinguishes the generation from others of that number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +38,9 @@ class Keys:
     nonce: str = ""
 
     @classmethod
-    def of(cls, document: OfGeneration) -> "Keys":
-        """Return the keys of the generation that `document`, a payload or a record, belongs to."""
-        return cls(document.run, document.generation, document.nonce)
+    def of(cls, ref: "RunRef | Keys") -> Self:
+        """Return the keys of a generation, such as a payload or a record names."""
+        return cls(ref.run, ref.generation, ref.nonce)
 
     def __post_init__(self) -> None:
         if not _RUN.fullmatch(self.run):

@@ -16,7 +16,7 @@ from funcpipe.runstate.documents import (
     put_document,
     readable_documents,
 )
-from funcpipe.runstate.keys import Keys, OfGeneration
+from funcpipe.runstate.keys import Keys
 
 _log = logging.getLogger(__name__)
 
@@ -118,11 +118,6 @@ class ValidationKeys(Keys):
     """The keys of what a generation's validations leave."""
 
     __slots__ = ()
-
-    @classmethod
-    def of(cls, document: OfGeneration) -> "ValidationKeys":
-        """Return the keys of the generation that `document` belongs to, or that it names."""
-        return cls(document.run, document.generation, document.nonce)
 
     def report(self, step: int) -> str:
         """Return the key of the report of the validation after `step` steps."""
