@@ -27,10 +27,10 @@ from funcpipe.core.estimate import (
     StageEstimate,
     StoreEstimate,
 )
-from funcpipe.core.history import ComparedWay, Comparison, Observation, Quantity, WayRun
+from funcpipe.core.history import Comparison, Observation, Quantity, WayRun
 from funcpipe.core.json_form import from_text, read, to_text, write
-from funcpipe.core.loss_model import InverseLoss, LossModel, WeightedLoss
-from funcpipe.core.market import Gpu, Machine, Market
+from funcpipe.core.loss_model import InverseLoss, WeightedLoss
+from funcpipe.core.market import Market
 from funcpipe.core.plan import NO_PINS, Pins, Plan, PlanRequest, Stage, TrainingSpec
 from funcpipe.core.platform import LIST_KEYS, MB, FunctionSize, PlatformSpec
 from funcpipe.core.profile import (
@@ -46,10 +46,10 @@ from funcpipe.core.profile import (
     TensorProfile,
     TiedParameter,
 )
-from funcpipe.core.provision import CostItem, CurvePoint, JobSpec, Provision, ProvisionTable, Refusal, Rented
+from funcpipe.core.provision import CostItem, JobSpec, Provision, ProvisionTable, Refusal, Rented
 from funcpipe.core.routes import ActivationRoute, GradientRoute, Routes, TieRoute, find_routes, stages_of_layers
 from funcpipe.core.run import (
-    MARKS,
+    WATCH_PREFIX,
     FinishedRun,
     Invocation,
     ServerFunctionSpec,
@@ -92,24 +92,22 @@ from funcpipe.core.trace import (
     write_side_by_side,
     write_trace,
 )
-from funcpipe.core.validation import Monitor, MonitorMode, Validation, ValidationReport
+from funcpipe.core.validation import Monitor, Validation, ValidationReport
 
 __all__ = [
     "DEFAULT_STORES",
     "LIST_KEYS",
-    "MARKS",
     "MB",
     "NO_PINS",
     "SYNC_WIRES",
+    "WATCH_PREFIX",
     "ActivationRoute",
     "Bill",
     "Busy",
-    "ComparedWay",
     "Comparison",
     "CostItem",
     "CountsByKind",
     "Coupled",
-    "CurvePoint",
     "DataProfile",
     "Estimate",
     "Event",
@@ -117,7 +115,6 @@ __all__ = [
     "FaultTolerance",
     "FinishedRun",
     "FunctionSize",
-    "Gpu",
     "GradientRoute",
     "Halt",
     "HaltVerdict",
@@ -132,14 +129,11 @@ __all__ = [
     "LayerProfile",
     "LayerReport",
     "LeaseDocument",
-    "LossModel",
-    "Machine",
     "MachineReport",
     "Manifest",
     "Market",
     "ModelProfile",
     "Monitor",
-    "MonitorMode",
     "Numerics",
     "Observation",
     "OnDrift",

@@ -41,7 +41,7 @@ def _installed() -> "metadata.Distribution | None":
     return None
 
 
-def install(extra: str) -> str:
+def install_command(extra: str) -> str:
     """Return the command that installs the libraries of `extra`."""
     return f"pip install '{DISTRIBUTION}[{extra}]'"
 
@@ -54,7 +54,7 @@ def needed_from(extra: str) -> Iterator[None]:
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] == "funcpipe":
             raise
-        raise InputError(f"{error.name} is not installed; run: {install(extra)}") from None
+        raise InputError(f"{error.name} is not installed; run: {install_command(extra)}") from None
 
 
 def require_full_name(name: str) -> None:

@@ -269,7 +269,7 @@ class ServerFunctionSpec(FunctionSpec):
         checks.all_positive(self, "lifetime_s")
 
 
-MARKS = "_watch/"
+WATCH_PREFIX = "_watch/"
 """The prefix of the keys of all marks of detached runs, see `runstate.functions`."""
 
 

@@ -38,7 +38,7 @@ def printable(text: str) -> str:
     return _UNSAFE.sub(_REPLACEMENT, text)
 
 
-def encodable(text: str) -> str:
+def without_surrogates(text: str) -> str:
     """Return `text` with a sign in place of halves of characters, which JSON can hold and no file or terminal."""
     return _SURROGATE.sub(_REPLACEMENT, text)
 

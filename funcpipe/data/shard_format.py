@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from funcpipe.core.distribution import install
+from funcpipe.core.distribution import install_command
 from funcpipe.errors import DataError, KeyMissing
 from funcpipe.platforms.base import Storage
 
@@ -52,7 +52,7 @@ class ShardFormat(Protocol):
 
 def missing_package(error: ImportError, extra: str) -> DataError:
     """The error for a library that is not installed: how to install it."""
-    return DataError(f"{error.name} is not installed, which this data needs; run: {install(extra)}")
+    return DataError(f"{error.name} is not installed, which this data needs; run: {install_command(extra)}")
 
 
 INDEX = "index.json"

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from funcpipe.core import MB, Estimate, Plan, Recompute, ScheduleKind, Sync
-from funcpipe.core.distribution import install
+from funcpipe.core.distribution import install_command
 from funcpipe.errors import Infeasible, InvalidValue, SolverUnavailable
 from funcpipe.partitioner.cost import Array, IntArray
 from funcpipe.partitioner.cost.evaluate import plan_loads
@@ -181,7 +181,7 @@ def bayes(problem: Problem, *, time_limit_s: float | None = None, trials: int = 
     try:
         import optuna
     except ImportError as error:
-        raise SolverUnavailable(f"the policy bayes needs Optuna; run: {install('bayesian')}") from error
+        raise SolverUnavailable(f"the policy bayes needs Optuna; run: {install_command('bayesian')}") from error
     started_s = time.monotonic()
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(sampler=optuna.samplers.TPESampler(seed=seed, multivariate=True))

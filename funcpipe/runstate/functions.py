@@ -6,7 +6,7 @@ Marks lie beside the runs, so that a watchdog finds all with one request.
 import secrets
 from collections.abc import Callable
 
-from funcpipe.core import MARKS, WorkerSpec
+from funcpipe.core import WATCH_PREFIX, WorkerSpec
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import InvalidValue, KeyMissing, PlatformRefused, Superseded
 from funcpipe.platforms.base import Platform, Storage
@@ -98,13 +98,13 @@ def marks_of(storage: Storage, run: str) -> tuple[str, ...]:
 
 def list_detached(storage: Storage) -> tuple[str, ...]:
     """Return the prefixes of all generations that are marked."""
-    return tuple(f"{key.removeprefix(MARKS)}/" for key in storage.list(MARKS))
+    return tuple(f"{key.removeprefix(WATCH_PREFIX)}/" for key in storage.list(WATCH_PREFIX))
 
 
 def _mark(prefix: str) -> str:
-    return f"{MARKS}{prefix.removesuffix('/')}"
+    return f"{WATCH_PREFIX}{prefix.removesuffix('/')}"
 
 
 def _is_mark(key: str) -> bool:
-    keys = generation_of(key.removeprefix(MARKS))
+    keys = generation_of(key.removeprefix(WATCH_PREFIX))
     return keys is not None and key == _mark(keys.prefix)

@@ -6,7 +6,7 @@ from importlib import metadata, resources
 from pathlib import Path
 
 from funcpipe.core.distribution import needed_from, version
-from funcpipe.core.texts import encodable
+from funcpipe.core.texts import without_surrogates
 from funcpipe.errors import InputError
 from funcpipe.show.material import Material
 from funcpipe.show.page_parts import Drawing, Section, table
@@ -19,7 +19,7 @@ _SECTIONS = (plan_section, progress_section, timeline_section, spent_section, bi
 
 def write_page(material: Material, path: str | Path) -> None:
     """Write the report of `material` to `path`; raises InputError if there is nothing to show, or no library."""
-    Path(path).write_text(encodable(page(material)), encoding="utf-8")
+    Path(path).write_text(without_surrogates(page(material)), encoding="utf-8")
 
 
 def page(material: Material) -> str:

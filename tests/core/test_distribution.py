@@ -4,7 +4,7 @@ import importlib
 
 import pytest
 
-from funcpipe.core.distribution import DISTRIBUTION, install, needed_from, version
+from funcpipe.core.distribution import DISTRIBUTION, install_command, needed_from, version
 from funcpipe.errors import InputError
 
 
@@ -23,4 +23,4 @@ def test_a_mistake_of_our_own_is_not_called_a_missing_library() -> None:
 
 def test_the_version_and_the_command() -> None:
     assert version()[0].isdecimal()
-    assert install("figures") == f"pip install '{DISTRIBUTION}[figures]'"
+    assert install_command("figures") == f"pip install '{DISTRIBUTION}[figures]'"

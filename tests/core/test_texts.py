@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import funcpipe
-from funcpipe.core.texts import encodable, error_line, error_text, printable, shortened
+from funcpipe.core.texts import error_line, error_text, printable, shortened, without_surrogates
 
 any_text = st.text(st.characters(exclude_categories=()))
 
@@ -56,7 +56,7 @@ def test_letters_of_all_scripts_are_shown_as_they_are(text: str) -> None:
 @given(text=any_text)
 def test_what_is_encodable_can_be_written(text: str) -> None:
     with io.TextIOWrapper(io.BytesIO(), encoding="utf-8") as file:
-        file.write(encodable(text))
+        file.write(without_surrogates(text))
 
 
 def test_messages_quote_errors_by_one_function() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from funcpipe.core.distribution import install
+from funcpipe.core.distribution import install_command
 
 FORMATS = ("mds", "litdata", "parquet", "webdataset")
 
@@ -12,4 +12,4 @@ _PACKAGES = {"mds": (), "litdata": ("litdata",), "parquet": ("datasets", "pyarro
 def require(name: str) -> None:
     """Skip the test if the libraries of the format are not installed."""
     for package in _PACKAGES[name]:
-        pytest.importorskip(package, reason=f"{package} is not installed: {install(name)}")
+        pytest.importorskip(package, reason=f"{package} is not installed: {install_command(name)}")

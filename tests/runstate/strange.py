@@ -1,6 +1,6 @@
 """Objects of others that lie below the name of a run, and beside it."""
 
-from funcpipe.core import MARKS
+from funcpipe.core import WATCH_PREFIX
 
 RUN = "run-1"
 
@@ -19,8 +19,8 @@ BESIDE = (
     f"{RUN}0/run.json",
     f"{RUN}",
     "other/x",
-    f"{MARKS}{RUN}/notes",
-    f"{MARKS}x/g0000",
+    f"{WATCH_PREFIX}{RUN}/notes",
+    f"{WATCH_PREFIX}x/g0000",
 )
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.core import MARKS, LeaseDocument, ServerFunctionSpec
+from funcpipe.core import WATCH_PREFIX, LeaseDocument, ServerFunctionSpec
 from funcpipe.neighbours.parameter_server.function_connection import ServerKeys
 from funcpipe.neighbours.parameter_server.server import data_key
 from funcpipe.profiler.remote.function import ProbeKeys
@@ -90,7 +90,7 @@ def test_only_what_a_run_can_have_written_is_deleted(names: list[str]) -> None:
         storage.put(key, b"own")
     put_document(storage, keys.owner.owner_lease(0, "0a"), LeaseDocument(holder="0a"))
     others = {f"{RUN}/{name}": name.encode() for name in names if not is_written(f"{RUN}/{name}")}
-    others |= {f"{MARKS}{RUN}/{name}": b"mark" for name in names if "/" in name}
+    others |= {f"{WATCH_PREFIX}{RUN}/{name}": b"mark" for name in names if "/" in name}
     for key, data in others.items():
         storage.put(key, data)
     delete_generation(storage, keys)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from funcpipe.client.prepare.job import Job, Learner, SampleOrder, make_job
 from funcpipe.client.prepare.prepared_run import new_run_name
 from funcpipe.core import PlatformSpec, RunLimits, RunSettings
-from funcpipe.core.distribution import install
+from funcpipe.core.distribution import install_command
 from funcpipe.core.market import HOUR_S, Market
 from funcpipe.core.process import temporary_folder
 from funcpipe.core.provision import SERVER_ROLE, CostItem, Provision, Rented
@@ -107,7 +107,7 @@ def cluster_of(
     if importlib.util.find_spec("ray") is None:
         raise InputError(
             f"{way.way} trains on machines: its server and its workers are actors of Ray, on this machine too, and ray "
-            f"is not installed; run: {install('ray')}, or take a way on functions, such as lambdadnn"
+            f"is not installed; run: {install_command('ray')}, or take a way on functions, such as lambdadnn"
         )
     return _machines(way, rented, servers[0], market, platform or RAY_HERE)
 

@@ -3,7 +3,7 @@
 import json
 from dataclasses import dataclass
 
-from funcpipe.core import MARKS, WatchSpec, checks, to_text
+from funcpipe.core import WATCH_PREFIX, WatchSpec, checks, to_text
 from funcpipe.core.settings import KEEP_DAYS, LEAST_KEEP_DAYS
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.aws.resources import (
@@ -182,7 +182,7 @@ def _watchdog_rights(shape: Shape) -> Rights:
     """Return the rights of a watchdog: read runs, start their functions and note that, stop these, and delete marks."""
     return [
         (["s3:GetObject", "s3:PutObject"], [objects(RUNS), objects("stops"), objects(FAILURES)]),
-        (["s3:DeleteObject"], [objects(f"{RUNS}/{MARKS.strip('/')}"), objects("stops")]),
+        (["s3:DeleteObject"], [objects(f"{RUNS}/{WATCH_PREFIX.strip('/')}"), objects("stops")]),
         (["s3:ListBucket"], {"Fn::GetAtt": ["Bucket", "Arn"]}),
         (["lambda:InvokeFunction"], _functions(shape)),
         (_LOGGING, {"Fn::GetAtt": ["Logs", "Arn"]}),

@@ -13,7 +13,7 @@ import torch
 from funcpipe.comm import codec
 from funcpipe.core import MB, LayerReport, MachineReport, ProbeSpec, from_text, to_text
 from funcpipe.core.logs import in_function
-from funcpipe.core.texts import encodable, shortened
+from funcpipe.core.texts import shortened, without_surrogates
 from funcpipe.errors import CorruptMessage
 from funcpipe.model.split import load_stage
 from funcpipe.platforms import process as allocator
@@ -78,7 +78,7 @@ def _measure(spec: ProbeSpec, storage: Storage, started_at_s: float) -> None:
         else:
             _measure_platform(spec, storage, started_at_s)
     except Exception as error:  # noqa: BLE001 - any failure is reported to the client
-        text = shortened(encodable("".join(traceback.format_exception(error))))
+        text = shortened(without_surrogates("".join(traceback.format_exception(error))))
         storage.put(ProbeKeys(spec.run).failure(spec.number), text.encode())
         raise SystemExit(1) from None
 
