@@ -3,8 +3,11 @@
 Threads share torch's random number generator, so the models must not draw.
 """
 
+import copy
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,12 +20,15 @@ from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import FaultTolerance, Plan, WorkerSpec
 from funcpipe.core.settings import DEFAULT_FAULTS
 from funcpipe.model.graph import trace
-from funcpipe.platforms.base import Storage
+from funcpipe.platforms.base import OPEN, Gate, Storage
 from funcpipe.platforms.catalog import load_spec, open_platform
 from funcpipe.runstate.keys import Keys
+from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.recipe import Recipe
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.setup import load_worker
+from tests.e2e.plans import sample_numbers
+from tests.e2e.reference import train
 from tests.recording import Recording
 from tests.support.run_keys import NONCE, signed_for_tests
 
@@ -66,17 +72,72 @@ def prepared_run(
     return prepare(job, session_on(Site(Recording(url=platform_url), storage, storage_url)), faults=faults)
 
 
+class Killed(Exception):
+    """The function is gone."""
+
+
+class Killing(MemoryStorage):
+    """A storage that kills the function that puts the first object whose key fits `last`, once it is there."""
+
+    def __init__(self, last: str | None = None) -> None:
+        super().__init__()
+        self.last = last
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
+        super().put(key, data, if_absent=if_absent, gate=gate)
+        if self.last is not None and re.search(self.last, key):
+            self.last = None
+            raise Killed(key)
+
+
 def run_workers(
-    job: Job, storage: Storage, run: str = "run-1", *, faults: FaultTolerance = DEFAULT_FAULTS
+    job: Job,
+    storage: Storage,
+    run: str = "run-1",
+    *,
+    platform_url: str = "local:///unused",
+    faults: FaultTolerance = DEFAULT_FAULTS,
 ) -> dict[str, Worker]:
-    """Train; the workers by name, as they are after training. The first error of any worker is raised."""
-    specs: list[WorkerSpec] = list(upload(prepared_run(job, storage, faults=faults), Keys(run, 0, NONCE)))
+    """Train; the workers by name, as they are after training. One that is killed gets another attempt; the first other
+    error of any is raised.
+    """
+    prepared = prepared_run(job, storage, platform_url=platform_url, faults=faults)
+    specs: list[WorkerSpec] = list(upload(prepared, Keys(run, 0, NONCE)))
     with ThreadPoolExecutor(len(specs)) as pool:
         started = {spec.worker: pool.submit(_run, spec, storage) for spec in specs}
         return {worker: future.result() for worker, future in started.items()}
 
 
+def train_both(
+    model: nn.Module,
+    plan: Plan,
+    dataset: Callable[[], Any],
+    *,
+    loss: Callable[[Any, Any], torch.Tensor],
+    optimizer: Callable[[Any], torch.optim.Optimizer],
+    epochs: int = 2,
+    clip_grad_norm: float | None = None,
+) -> tuple[dict[str, Worker], nn.Module]:
+    """Train `model` by `plan` and a copy of it in one process; the workers, and the copy."""
+    expected, how = copy.deepcopy(model), {"optimizer": optimizer, "clip_grad_norm": clip_grad_norm}
+    workers = run_workers(make_job(model, plan, dataset, loss=loss, epochs=epochs, **how), MemoryStorage())  # type: ignore[arg-type]
+    steps = sample_numbers(plan, len(dataset()), epochs=epochs)
+    train(expected, dataset(), loss_fn=loss, steps=steps, **how)  # type: ignore[arg-type]
+    return workers, expected
+
+
+def states(workers: dict[str, Worker]) -> dict[str, torch.Tensor]:
+    """The state of the whole model, from what each worker holds."""
+    found = [worker.computation.state().state_dict() for worker in workers.values()]
+    return {name: tensor for state in found for name, tensor in state.items()}
+
+
 def _run(spec: WorkerSpec, storage: Storage) -> Worker:
     worker = load_worker(spec, signed_for_tests(storage), open_platform)
-    worker.run()
+    try:
+        worker.run()
+    except Exception as error:
+        if not isinstance(error.__cause__, Killed) or spec.attempt:
+            raise
+        return _run(replace(spec, attempt=1), storage)
     return worker

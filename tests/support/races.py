@@ -129,9 +129,6 @@ class _EveryStep:
     def begin_checkpoint(self) -> None:
         """Nothing is learned from it."""
 
-    def record_checkpoint(self, _: float) -> None:
-        """Nothing is learned from it."""
-
     def record_cost(self, _: float) -> None:
         """Nothing is learned from it."""
 

@@ -17,9 +17,8 @@ from funcpipe.training.norms import GradientNorm
 from funcpipe.training.optimizer_division import check_sharding
 from funcpipe.training.optimizers import trainable_shapes
 from funcpipe.training.state import capture_state
-from tests.e2e.plans import even_plan, sample_numbers
-from tests.e2e.reference import train
-from tests.in_process import make_job, run_workers
+from tests.e2e.plans import even_plan
+from tests.in_process import train_both
 
 adam = partial(torch.optim.Adam, lr=0.02)
 
@@ -67,14 +66,11 @@ def test_complex_parameters_train_over_replicas_as_in_one_process(dtype: torch.d
     model, loss = Spectral(dtype), nn.functional.cross_entropy
     sample = (torch.zeros(2, 6, dtype=dtype.to_real()),)
     plan = even_plan(model, sample, stages=3, replicas=2, micro_batch=2, micro_batches=2)
-    job = make_job(model, plan, partial(data, dtype), loss=loss, optimizer=adam, clip_grad_norm=clip, epochs=2)
-    workers = run_workers(job, MemoryStorage())
-    steps = sample_numbers(plan, 14, epochs=2)
-    train(model, data(dtype), loss_fn=loss, optimizer=adam, steps=steps, clip_grad_norm=clip)
+    workers, expected = train_both(model, plan, partial(data, dtype), loss=loss, optimizer=adam, clip_grad_norm=clip)
     tolerance = 1e-4 if dtype is torch.complex64 else 1e-9
     for worker in workers.values():
         for name, tensor in worker.computation.state().state_dict().items():
-            torch.testing.assert_close(tensor, model.state_dict()[name], rtol=tolerance, atol=tolerance, msg=name)
+            torch.testing.assert_close(tensor, expected.state_dict()[name], rtol=tolerance, atol=tolerance, msg=name)
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])

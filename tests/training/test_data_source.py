@@ -1,11 +1,14 @@
-"""What users give as data: taken over where that can be, refused with the way out where it cannot."""
+"""What users give as data and arguments: taken over where that can be, refused with the way out where it cannot."""
 
+import pickle
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -17,7 +20,8 @@ from torch.utils.data import (
 )
 
 from funcpipe.errors import DataError
-from funcpipe.training.data_source import SourceFactory, data_source, is_factory
+from funcpipe.training.data_source import DatasetFactory, SourceFactory, call_arguments, data_source, is_factory
+from funcpipe.training.losses import LossWithTarget, loss_of_output
 
 DATA = TensorDataset(torch.zeros(6, 2), torch.zeros(6))
 
@@ -83,3 +87,26 @@ def test_a_batch_sampler_of_its_own_is_refused() -> None:
 
     with pytest.raises(DataError, match="batch_sampler of its own, Own"):
         data_source(DataLoader(DATA, batch_sampler=Own(SequentialSampler(DATA), 2, drop_last=False)))
+
+
+X = torch.ones(2)
+
+
+def test_inputs_are_passed_by_position_or_by_name() -> None:
+    assert call_arguments(X) == ((X,), {})
+    assert call_arguments((X, 3)) == ((X, 3), {})
+    assert call_arguments({"x": X}) == ((), {"x": X})
+
+
+def test_a_module_may_compute_its_own_loss_as_an_attribute_or_an_item() -> None:
+    assert loss_of_output(SimpleNamespace(loss=X), None) is X
+    assert loss_of_output({"loss": X}, None) is X
+    for output in (X, {"logits": X}, SimpleNamespace(loss=3.0)):
+        with pytest.raises(DataError, match=f"the module's output, a {type(output).__name__}, holds no loss"):
+            loss_of_output(output, None)
+
+
+def test_a_loss_with_its_target_and_a_dataset_can_be_sent_to_functions() -> None:
+    loss = pickle.loads(pickle.dumps(LossWithTarget(F.mse_loss, torch.zeros(2))))  # noqa: S301 - our own bytes
+    assert loss(X) == 1.0
+    assert pickle.loads(pickle.dumps(DatasetFactory([1, 2])))() == [1, 2]  # noqa: S301 - our own bytes

@@ -7,9 +7,9 @@ from torch import Tensor, nn
 
 from funcpipe.errors import TaskFailed
 from funcpipe.testing.memory_storage import MemoryStorage
-from tests.e2e.plans import even_plan, momentum, sample_numbers
-from tests.e2e.reference import largest_difference, train
-from tests.in_process import make_job, run_workers
+from tests.e2e.plans import even_plan, momentum
+from tests.e2e.reference import largest_difference
+from tests.in_process import make_job, run_workers, states, train_both
 from tests.model.graph.test_lengths import Positions
 
 LENGTHS = (10, 4, 7, 13, 2, 10, 5, 9)
@@ -32,13 +32,8 @@ def loss(output: tuple[Tensor, int], target: Tensor) -> Tensor:
 def test_micro_batches_of_different_lengths_train_as_in_one_process(stages: int, replicas: int) -> None:
     sample = (data()[0][0].unsqueeze(0),)
     plan = even_plan(model(), sample, stages=stages, replicas=replicas, micro_batch=1, micro_batches=2)
-    job = make_job(model(), plan, data, loss=loss, optimizer=momentum, epochs=2)
-    workers = run_workers(job, MemoryStorage())
-    expected = model()
-    train(expected, data(), loss_fn=loss, optimizer=momentum, steps=sample_numbers(plan, len(LENGTHS), epochs=2))
-    states = [worker.computation.state().state_dict() for worker in workers.values()]
-    found = {name: tensor for state in states for name, tensor in state.items()}
-    assert largest_difference(found, expected.state_dict()) < 1e-10
+    workers, expected = train_both(model(), plan, data, loss=loss, optimizer=momentum)
+    assert largest_difference(states(workers), expected.state_dict()) < 1e-10
 
 
 class LongOnly(Positions):

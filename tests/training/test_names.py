@@ -22,9 +22,9 @@ from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
 from funcpipe.training.norms import GradientNorm
 from funcpipe.training.state import StageState, capture_state, merge_stages, restore_state, select_for_stage
-from tests.e2e.plans import even_plan, sample_numbers
-from tests.e2e.reference import largest_difference, train
-from tests.in_process import make_job, run_workers
+from tests.e2e.plans import even_plan
+from tests.e2e.reference import largest_difference
+from tests.in_process import train_both
 from tests.model.split.chain import even_bounds
 
 adam = partial(torch.optim.Adam, lr=0.05)
@@ -66,9 +66,7 @@ def test_a_name_that_the_forward_does_not_read_is_trained_too(head_first: bool) 
     plan = even_plan(
         model, (torch.zeros(2, 3, dtype=torch.long),), stages=2, replicas=1, micro_batch=2, micro_batches=2
     )
-    expected = copy.deepcopy(model)
-    train(expected, tokens(), loss_fn=token_loss, optimizer=adam, steps=sample_numbers(plan, 8, epochs=1))
-    workers = run_workers(make_job(model, plan, tokens, loss=token_loss, optimizer=adam), MemoryStorage())
+    workers, expected = train_both(model, plan, tokens, loss=token_loss, optimizer=adam, epochs=1)
     merged = merge_stages([worker.computation.state() for worker in workers.values()])
     found = merged.state_dict()
     assert set(named_tensors(model)) - set(found) == (set() if head_first else {"head.bias"})

@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from funcpipe.core import ScheduleKind, Wire
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.norms import GROWTH_STEPS, GradientNorm, LossScale, sum_of_squares
-from funcpipe.worker.loop import Worker
 from tests.e2e.plans import even_plan, momentum, sample_numbers
 from tests.e2e.reference import largest_difference, train
-from tests.in_process import make_job, run_workers
+from tests.in_process import make_job, run_workers, states, train_both
 from tests.training import test_ties
 
 SHAPES = [
@@ -55,11 +54,6 @@ def skipping() -> nn.Module:
     return Skipping().double()
 
 
-def states(workers: dict[str, Worker]) -> dict[str, Tensor]:
-    states = [worker.computation.state().state_dict() for worker in workers.values()]
-    return {name: tensor for state in states for name, tensor in state.items()}
-
-
 def scheduled() -> Iterator[Any]:
     """Every shape, and every schedule on two shapes at least; every schedule on every shape in the long run."""
     often = {
@@ -79,10 +73,8 @@ def test_tensors_that_skip_stages_train_as_in_one_process_under_every_schedule(
     plan = even_plan(
         skipping(), sample, stages=stages, replicas=replicas, micro_batch=2, micro_batches=4, schedule=schedule
     )
-    job = make_job(skipping(), plan, vectors, loss=F.cross_entropy, optimizer=momentum, epochs=2)
-    expected = copy.deepcopy(skipping())
-    train(expected, vectors(), loss_fn=F.cross_entropy, optimizer=momentum, steps=sample_numbers(plan, 29, epochs=2))
-    assert largest_difference(states(run_workers(job, MemoryStorage())), expected.state_dict()) < 1e-10
+    workers, expected = train_both(skipping(), plan, vectors, loss=F.cross_entropy, optimizer=momentum)
+    assert largest_difference(states(workers), expected.state_dict()) < 1e-10
 
 
 def clipped() -> Iterator[Any]:
@@ -106,11 +98,8 @@ def test_gradients_are_clipped_as_in_one_process_and_tied_ones_count_once(
     ids = (torch.zeros(2, 3, dtype=torch.long),)
     model, data, loss = test_ties.model(), test_ties.data, test_ties.loss
     plan = even_plan(model, ids, stages=stages, replicas=replicas, micro_batch=2, micro_batches=2, schedule=schedule)
-    job = make_job(model, plan, data, loss=loss, optimizer=momentum, epochs=2, clip_grad_norm=clip)
-    expected = test_ties.model()
-    steps = sample_numbers(plan, test_ties.SAMPLES, epochs=2)
-    train(expected, data(), loss_fn=loss, optimizer=momentum, steps=steps, clip_grad_norm=clip)
-    assert largest_difference(states(run_workers(job, MemoryStorage())), expected.state_dict()) < 1e-10
+    workers, expected = train_both(model, plan, data, loss=loss, optimizer=momentum, clip_grad_norm=clip)
+    assert largest_difference(states(workers), expected.state_dict()) < 1e-10
 
 
 class Tiny(nn.Module):

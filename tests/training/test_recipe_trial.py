@@ -11,7 +11,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim import lr_scheduler as lr
 
 from funcpipe import FuncPipe
-from funcpipe.core import Interval
+from funcpipe.core import Interval, OptimizerKind
 from funcpipe.errors import InputError, InvalidValue
 from funcpipe.training.optimizers import ParameterShape, trainable_shapes
 from funcpipe.training.recipe import Recipe, SchedulerFactory
@@ -255,3 +255,17 @@ def test_a_large_model_is_tried_without_its_memory() -> None:
     large = [ParameterShape(name=f"{i}.weight", shape=(1 << 20, 1 << 10), dtype=torch.float32) for i in range(20)]
     check_recipe(Recipe(loss=nn.functional.cross_entropy, optimizer=AdamW), large)
     assert optimizer_kind(AdamW, large).values_per_parameter == 2
+
+
+@pytest.mark.parametrize(
+    ("factory", "kind"),
+    [
+        (functools.partial(optim.SGD, lr=0.1), OptimizerKind.SGD),
+        (functools.partial(optim.SGD, lr=0.1, momentum=0.9), OptimizerKind.MOMENTUM),
+        (optim.Adam, OptimizerKind.ADAM),
+    ],
+)
+def test_the_kind_of_an_optimiser_follows_from_what_it_keeps(
+    factory: functools.partial[Optimizer], kind: OptimizerKind
+) -> None:
+    assert optimizer_kind(factory) is kind

@@ -1,6 +1,5 @@
-"""A stage's state: taken, saved, put back, merged over stages, and selected from for stages cut otherwise."""
+"""A stage's state: taken, saved and put back. Those of stages are merged in `test_state_groups.py`."""
 
-import copy
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -15,7 +14,7 @@ from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.norms import GradientNorm, LossScale
-from funcpipe.training.state import StageState, capture_state, merge_stages, restore_state, select_for_stage
+from funcpipe.training.state import StageState, capture_state, restore_state, select_for_stage
 
 Optimizer = Callable[[Any], torch.optim.Optimizer]
 OPTIMIZERS: list[Optimizer] = [
@@ -90,54 +89,6 @@ def test_the_scale_of_the_loss_is_kept() -> None:
     model = nn.Linear(2, 2)
     restore_state(capture_state(model, None, norm), model, None, other)
     assert other.loss_scale == LossScale(8.0, 7)
-
-
-def stages_of(model: nn.Sequential, cuts: list[int]) -> list[nn.Module]:
-    """Stages whose parameters keep the names they have in `model`."""
-    names = list(model._modules)
-    return [
-        nn.ModuleDict({name: model[int(name)] for name in names[first:stop]})
-        for first, stop in zip([0, *cuts], [*cuts, len(names)], strict=True)
-    ]
-
-
-def sequential() -> nn.Sequential:
-    torch.manual_seed(3)
-    return nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 4), nn.Linear(4, 3))
-
-
-@pytest.mark.parametrize("make", OPTIMIZERS[:4], ids=lambda make: make.func.__name__)
-@pytest.mark.parametrize(("before", "after"), [([2], [1, 3]), ([1, 2, 3], []), ([], [3])])
-def test_a_model_cut_otherwise_goes_on_as_one_that_was_not_cut(
-    before: list[int], after: list[int], make: Optimizer
-) -> None:
-    whole = sequential()
-    optimizers = [make(stage.parameters()) for stage in stages_of(whole, before)]
-
-    def step(model: nn.Sequential, chosen: list[torch.optim.Optimizer], seed: int) -> None:
-        draw = torch.Generator().manual_seed(seed)
-        loss = model(torch.randn(5, 3, generator=draw)).square().mean()
-        model.zero_grad()
-        torch.autograd.backward(loss)
-        for optimizer in chosen:
-            optimizer.step()
-
-    for seed in range(3):
-        step(whole, optimizers, seed)
-    states = [
-        capture_state(stage, optimizer, GradientNorm())
-        for stage, optimizer in zip(stages_of(whole, before), optimizers, strict=True)
-    ]
-    merged = merge_stages([copy.deepcopy(state) for state in states])
-    other = sequential()
-    others = []
-    for stage in stages_of(other, after):
-        others.append(make(stage.parameters()))
-        restore_state(select_for_stage(merged, stage), stage, others[-1], GradientNorm())
-    for seed in range(3, 6):
-        step(whole, optimizers, seed)
-        step(other, others, seed)
-    assert all(torch.equal(tensor, other.state_dict()[name]) for name, tensor in whole.state_dict().items())
 
 
 def test_checkpoints_of_another_model_are_refused() -> None:

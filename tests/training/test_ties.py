@@ -1,6 +1,5 @@
 """Parameters that several stages hold: trained as one, whatever the plan."""
 
-import copy
 import itertools
 
 import pytest
@@ -10,10 +9,9 @@ from torch import Tensor, nn
 
 from funcpipe.core import Routes, TieRoute, find_routes
 from funcpipe.core.profile import TiedParameter
-from funcpipe.testing.memory_storage import MemoryStorage
-from tests.e2e.plans import even_plan, momentum, sample_numbers
-from tests.e2e.reference import largest_difference, train
-from tests.in_process import make_job, run_workers
+from tests.e2e.plans import even_plan, momentum
+from tests.e2e.reference import largest_difference
+from tests.in_process import states, train_both
 
 WORDS, SAMPLES = 11, 18
 
@@ -61,17 +59,10 @@ def loss(output: Tensor, target: Tensor) -> Tensor:
 def test_tied_parameters_train_as_in_one_process_and_their_copies_stay_equal(stages: int, replicas: int) -> None:
     ids = torch.zeros(2, 3, dtype=torch.long)
     plan = even_plan(model(), (ids,), stages=stages, replicas=replicas, micro_batch=2, micro_batches=2)
-    job = make_job(model(), plan, data, loss=loss, optimizer=momentum, epochs=2)
-    storage = MemoryStorage()
-    workers = run_workers(job, storage)
-    expected = copy.deepcopy(model())
-    train(expected, data(), loss_fn=loss, optimizer=momentum, steps=sample_numbers(plan, SAMPLES, epochs=2))
-    states = [worker.computation.state().state_dict() for worker in workers.values()]
-    found = {name: tensor for state in states for name, tensor in state.items()}
-    assert largest_difference(found, expected.state_dict()) < 1e-10
-    tied = [
-        state[name] for state in states for name in ("words.weight", "middle.weight", "head.weight") if name in state
-    ]
+    workers, expected = train_both(model(), plan, data, loss=loss, optimizer=momentum)
+    assert largest_difference(states(workers), expected.state_dict()) < 1e-10
+    held = [worker.computation.state().state_dict() for worker in workers.values()]
+    tied = [state[name] for state in held for name in ("words.weight", "middle.weight", "head.weight") if name in state]
     assert len(tied) > replicas
     assert all(torch.equal(a, b) for a, b in itertools.pairwise(tied))
 

@@ -1,4 +1,6 @@
-"""Gradients summed in 16 bits: the bits of one process that rounds at the same places, however they are summed."""
+"""Gradients summed in 16 and 8 bits: the bits of one process that rounds at the same places, however they are summed,
+and that keeps what rounding to 8 bits takes.
+"""
 
 import copy
 import itertools
@@ -12,9 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn, optim
 
-from funcpipe.core import Plan, ScheduleKind, Streams, Sync, Wire
+from funcpipe.core import Plan, Precision, ScheduleKind, Streams, Sync, TrainingSpec, Wire
+from funcpipe.errors import InvalidValue
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker.loop import Worker
+from tests.e2e.int8_sums import Int8Sums
 from tests.e2e.networks import Lopsided
 from tests.e2e.plans import even_plan, momentum, sample_numbers
 from tests.e2e.reference import largest_difference, train
@@ -38,9 +42,10 @@ DIVIDED = [
 """Ways of summing that divide the optimiser, and numbers of replicas."""
 
 
-def model() -> nn.Module:
+def model(wire: Wire = Wire.FP32) -> nn.Module:
+    """In 8 bits, one of several blocks."""
     torch.manual_seed(2)
-    return Lopsided(wide=40, narrow=3)
+    return Lopsided(wide=300, narrow=7) if wire is Wire.INT8 else Lopsided(wide=40, narrow=3)
 
 
 def vectors() -> list[tuple[Tensor, Tensor]]:
@@ -48,32 +53,45 @@ def vectors() -> list[tuple[Tensor, Tensor]]:
     return [(torch.randn(5, generator=generator), torch.tensor(i % 5)) for i in range(SAMPLES)]
 
 
-def plan_of(sync: Sync, cut_as: Streams | None, replicas: int, made: nn.Module, **options: Any) -> Plan:
+def plan_of(way: tuple[Sync, Streams | None], replicas: int, wire: Wire, **options: Any) -> Plan:
     """Two stages, three micro-batches of two samples for each replica, with backwards in the order of one process."""
-    sample = (torch.zeros(2, 5),)
-    plan = even_plan(made, sample, stages=2, replicas=replicas, micro_batch=2, micro_batches=3, sync=sync, **options)
-    return replace(plan, streams=cut_as, schedule=ScheduleKind.ONE_F_ONE_B)
+    sync, cut_as = way
+    plan = even_plan(
+        *(model(wire), (torch.zeros(2, 5),)),
+        stages=2,
+        replicas=replicas,
+        micro_batch=2,
+        micro_batches=3,
+        sync=sync,
+        wire_sync=wire,
+    )
+    return replace(plan, streams=cut_as, schedule=ScheduleKind.ONE_F_ONE_B, **options)
 
 
 def trained(plan: Plan, optimizer: Callable[[Any], optim.Optimizer] = momentum) -> dict[str, Worker]:
-    job = make_job(model(), plan, vectors, loss=F.cross_entropy, optimizer=optimizer, epochs=2)
+    job = make_job(model(plan.wire_sync), plan, vectors, loss=F.cross_entropy, optimizer=optimizer, epochs=2)
     return run_workers(job, MemoryStorage())
 
 
 def in_one_process(
-    plan: Plan, rounded: torch.dtype | None, optimizer: Callable[[Any], optim.Optimizer] = momentum
+    workers: dict[str, Worker],
+    plan: Plan,
+    optimizer: Callable[[Any], optim.Optimizer] = momentum,
+    *,
+    exact: bool = False,
+    feeds_back: bool = True,
 ) -> dict[str, Tensor]:
-    expected = model()
-    steps = sample_numbers(plan, SAMPLES, epochs=2)
-    train(
-        expected,
-        vectors(),
-        loss_fn=F.cross_entropy,
-        optimizer=optimizer,
-        steps=steps,
-        replicas=plan.replicas,
-        rounded=rounded,
-    )
+    """What one process has that rounds where the `workers` of `plan` do, or nowhere if it is `exact`."""
+    expected = model(plan.wire_sync)
+    how: dict[str, Any] = {"loss_fn": F.cross_entropy, "optimizer": optimizer, "replicas": plan.replicas}
+    if plan.wire_sync is Wire.BF16 and not exact:
+        how["rounded"] = torch.bfloat16
+    if plan.wire_sync is Wire.INT8:
+        place = {name: i for i, (name, _) in enumerate(expected.named_parameters())}
+        held = [workers[f"s{stage}.r0"].computation.state().tensors for stage in range(len(plan.stages))]
+        stages = [[i for name, i in place.items() if f"model/{name}" in own] for own in held]
+        how["int8"] = Int8Sums(stages, [p.numel() for p in expected.parameters()], feeds_back=feeds_back)
+    train(expected, vectors(), steps=sample_numbers(plan, SAMPLES, epochs=2), **how)
     return expected.state_dict()
 
 
@@ -88,9 +106,9 @@ def assert_every_worker_has(workers: dict[str, Worker], expected: dict[str, Tens
 
 
 def summed() -> Iterator[Any]:
-    """Every way with two and with more replicas in 16 bits, and once in 32; all of both in the long run."""
-    for (i, way), replicas, wire in itertools.product(enumerate(WAYS), (2, 3, 4), (Wire.BF16, Wire.FP32)):
-        chosen = (2, 3 + i % 2) if wire is Wire.BF16 else (2 if i else 3,)
+    """Every way with two and with more replicas in 16 and 8 bits, and once in 32; all of them in the long run."""
+    for (i, way), replicas, wire in itertools.product(enumerate(WAYS), (2, 3, 4), (Wire.BF16, Wire.FP32, Wire.INT8)):
+        chosen = {Wire.BF16: (2, 3 + i % 2), Wire.INT8: (2, 4 - i % 2), Wire.FP32: (2 if i else 3,)}[wire]
         marks = [] if replicas in chosen else [pytest.mark.long]
         yield pytest.param(way, replicas, wire, marks=marks, id=f"{wire.value}-{replicas}-{way[0].value}")
 
@@ -102,25 +120,38 @@ def test_every_way_of_summing_has_the_bits_of_one_process_that_rounds_as_it_does
     """Splits are uneven, the last step is short, the statistics of BatchNorm are summed along, and one parameter has
     no gradient. Rounded statistics would be off by up to 1/256.
     """
-    plan = plan_of(*way, replicas, model(), wire_sync=wire)
-    rounded = {Wire.BF16: torch.bfloat16, Wire.FP32: None}[wire]
-    assert_every_worker_has(trained(plan), in_one_process(plan, rounded))
+    plan = plan_of(way, replicas, wire)
+    workers = trained(plan)
+    assert_every_worker_has(workers, in_one_process(workers, plan))
 
 
-def test_rounding_shows() -> None:
-    plan = plan_of(Sync.PIPELINED, None, 2, model())
-    exact, rounded = (in_one_process(plan, dtype)["last.weight"] for dtype in (None, torch.bfloat16))
+def test_rounding_shows_and_feedback_does() -> None:
+    plan = plan_of(WAYS[1], 2, Wire.BF16)
+    exact, rounded = (in_one_process({}, plan, exact=exact)["last.weight"] for exact in (True, False))
     difference = (exact - rounded).abs().max() / exact.abs().max()
     assert 1e-5 < difference < 2.0**-7
+    plan = plan_of(WAYS[1], 2, Wire.INT8)
+    workers = trained(plan)
+    with_it, without = (in_one_process(workers, plan, feeds_back=feeds)["last.weight"] for feeds in (True, False))
+    assert not torch.equal(with_it, without)
 
 
+@pytest.mark.parametrize("wire", [Wire.BF16, Wire.INT8])
 @pytest.mark.parametrize(("way", "replicas"), DIVIDED)
 def test_a_divided_optimiser_sums_alike_and_keeps_its_parameters_exact(
-    way: tuple[Sync, Streams | None], replicas: int
+    way: tuple[Sync, Streams | None], replicas: int, wire: Wire
 ) -> None:
     """Parameters rounded to 16 bits would lose nearly all of their updates."""
-    plan = replace(plan_of(*way, replicas, model(), wire_sync=Wire.BF16), shard_optimizer=True)
-    assert_every_worker_has(trained(plan, adam), in_one_process(plan, torch.bfloat16, adam))
+    plan = plan_of(way, replicas, wire, shard_optimizer=True)
+    workers = trained(plan, adam)
+    assert_every_worker_has(workers, in_one_process(workers, plan, adam))
+
+
+def test_losses_must_not_be_scaled_in_8_bits() -> None:
+    with pytest.raises(InvalidValue, match="wire_sync"):
+        plan_of(WAYS[1], 2, Wire.INT8, precision=Precision.FP16)
+    with pytest.raises(InvalidValue, match="wire_back"):
+        TrainingSpec(global_batch=8, wire_sync=Wire.INT8, wire_back=Wire.FP16)
 
 
 def test_copies_of_tied_parameters_stay_equal() -> None:

@@ -1,6 +1,5 @@
 """Rounds of gradients that travel during the last backward: the same bits as without, and as one process."""
 
-import copy
 from dataclasses import replace
 
 import pytest
@@ -9,11 +8,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from funcpipe.core import Streams, Sync
-from funcpipe.testing.memory_storage import MemoryStorage
 from tests.e2e.networks import Lopsided
-from tests.e2e.plans import even_plan, momentum, sample_numbers
-from tests.e2e.reference import largest_difference, train
-from tests.in_process import make_job, run_workers
+from tests.e2e.plans import even_plan, momentum
+from tests.e2e.reference import largest_difference
+from tests.in_process import states, train_both
 from tests.training import test_ties
 
 WAYS = [(Sync.EXCHANGE, Streams(3, 1, 1)), (Sync.STREAMED, Streams(4, 2, 2)), (Sync.STREAMED, Streams(5, 1, 5))]
@@ -35,14 +33,14 @@ def trained(sync: Sync, streams: Streams | None, *, replicas: int, recompute: bo
     plan = even_plan(
         model(), sample, stages=2, replicas=replicas, micro_batch=3, micro_batches=2, recompute=recompute, sync=sync
     )
-    job = make_job(model(), replace(plan, streams=streams), vectors, loss=F.cross_entropy, optimizer=momentum)
+    workers, expected = train_both(
+        model(), replace(plan, streams=streams), vectors, loss=F.cross_entropy, optimizer=momentum, epochs=1
+    )
     found = {
         f"{worker} {name}": tensor
-        for worker, one in run_workers(job, MemoryStorage()).items()
+        for worker, one in workers.items()
         for name, tensor in one.computation.state().state_dict().items()
     }
-    expected = copy.deepcopy(model())
-    train(expected, vectors(), loss_fn=F.cross_entropy, optimizer=momentum, steps=sample_numbers(plan, 27, epochs=1))
     first = {name.split(" ")[1]: tensor for name, tensor in found.items() if ".r0 " in name}
     assert largest_difference(first, expected.state_dict()) < 1e-10
     return found
@@ -63,18 +61,8 @@ def test_every_way_to_cut_the_gradients_gives_the_same_bits(replicas: int, recom
 def test_tied_parameters_are_summed_over_stages_before_they_travel() -> None:
     ids = (torch.zeros(2, 3, dtype=torch.long),)
     plan = even_plan(test_ties.model(), ids, stages=4, replicas=3, micro_batch=2, micro_batches=2, sync=Sync.STREAMED)
-    job = make_job(
-        test_ties.model(),
-        replace(plan, streams=Streams(6, 2, 3)),
-        test_ties.data,
-        loss=test_ties.loss,
-        optimizer=momentum,
+    plan = replace(plan, streams=Streams(6, 2, 3))
+    workers, expected = train_both(
+        test_ties.model(), plan, test_ties.data, loss=test_ties.loss, optimizer=momentum, epochs=1
     )
-    workers = run_workers(job, MemoryStorage())
-    expected = copy.deepcopy(test_ties.model())
-    steps = sample_numbers(plan, test_ties.SAMPLES, epochs=1)
-    train(expected, test_ties.data(), loss_fn=test_ties.loss, optimizer=momentum, steps=steps)
-    found = {
-        name: tensor for worker in workers.values() for name, tensor in worker.computation.state().state_dict().items()
-    }
-    assert largest_difference(found, expected.state_dict()) < 1e-10
+    assert largest_difference(states(workers), expected.state_dict()) < 1e-10

@@ -15,7 +15,6 @@ from torch import nn
 from funcpipe.client.follow.upload import upload
 from funcpipe.core import FaultTolerance, OnDrift, Outcome, ReplicaMark, Sync, Wire, WorkerSpec
 from funcpipe.errors import ReplicasDiffer
-from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import open_platform
 from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.keys import Keys
@@ -25,30 +24,12 @@ from funcpipe.training.computation import Computation
 from funcpipe.worker.loop import Worker
 from funcpipe.worker.setup import load_worker
 from tests.e2e import small
-from tests.in_process import make_job, prepared_run
+from tests.in_process import Killed, Killing, make_job, prepared_run
 from tests.recording import Recording
 from tests.support.run_keys import NONCE, signed_for_tests
 
 KEYS = Keys("run-1", 0, NONCE)
 FAULTS = FaultTolerance(checkpoint_steps=4)
-
-
-class Killed(Exception):
-    """The function is gone."""
-
-
-class Killing(MemoryStorage):
-    """A storage that kills the function that puts the first object whose key ends with `last`, once it is there."""
-
-    def __init__(self, last: str | None = None) -> None:
-        super().__init__()
-        self.last = last
-
-    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        super().put(key, data, if_absent=if_absent, gate=gate)
-        if self.last is not None and key.endswith(self.last):
-            self.last = None
-            raise Killed(key)
 
 
 def rounds_otherwise(computation: Computation) -> None:
@@ -139,7 +120,7 @@ def cases() -> Iterator[Any]:
 def test_a_repeated_step_uses_what_was_written_and_so_replicas_stay_equal(
     sync: Sync, last: str, clip: float | None, wire_sync: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:
-    storage = Killing(f"00000006/{last}.s0.r1.k0")
+    storage = Killing(f"00000006/{last}.s0.r1.k0$")
     workers = train(storage, rounds_otherwise, sync=sync, clip_grad_norm=clip, wire_sync=wire_sync)
     assert storage.last is None
     assert workers["s0.r1"].spec.attempt == 1

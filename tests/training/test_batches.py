@@ -1,15 +1,30 @@
-"""The order of samples that lie in shards: every sample once, the same for all, few shards for each replica."""
+"""The order of samples, also of those in shards: every sample once, the same for all, few shards for each replica."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.errors import DataError
-from funcpipe.training.batches import WINDOW, Batches, ShardedSamples, sharded_samples
+from funcpipe.training.batches import WINDOW, Batches, ShardedSamples, sample_order, sharded_samples
+
+
+@given(st.integers(1, 200), st.integers(0, 2**40), st.integers(0, 5))
+def test_the_order_is_a_permutation_that_follows_from_seed_and_epoch_alone(samples: int, seed: int, epoch: int) -> None:
+    order = sample_order(samples, seed, epoch)
+    assert sorted(order) == list(range(samples))
+    torch.manual_seed(1)
+    torch.randn(3)
+    assert sample_order(samples, seed, epoch) == order
+
+
+def test_epochs_and_seeds_differ() -> None:
+    orders = {sample_order(50, seed, epoch) for seed in range(4) for epoch in range(4)}
+    assert len(orders) == 16
 
 
 @dataclass
@@ -49,13 +64,16 @@ def dealt(draw: st.DrawFn) -> tuple[tuple[int, ...], int, Batches]:
 def test_an_epoch_has_every_sample_once_in_batches_of_the_usual_sizes(
     dealt: tuple[tuple[int, ...], int, Batches], epoch: int
 ) -> None:
-    _, _, made = dealt
-    steps = made.epoch(epoch)
-    plain = replace(made, shards=None).epoch(epoch)
-    assert sorted(i for step in steps for m in step.micro_batches for i in m) == list(range(made.samples))
-    assert [(s.number, s.epoch, [len(m) for m in s.micro_batches]) for s in steps] == [
-        (s.number, s.epoch, [len(m) for m in s.micro_batches]) for s in plain
-    ]
+    """In shards or not, remainders included."""
+    for made in (dealt[2], replace(dealt[2], shards=None)):
+        steps = made.epoch(epoch)
+        assert sorted(i for step in steps for m in step.micro_batches for i in m) == list(range(made.samples))
+        assert [step.number for step in steps] == list(range(epoch * len(steps), (epoch + 1) * len(steps)))
+        assert {step.epoch for step in steps} == {epoch}
+        assert len(steps) == made.steps_per_epoch
+        assert made.micro_batch_sizes == {len(m) for step in steps for m in step.micro_batches}
+        assert all(step.samples == made.global_batch for step in steps[:-1])
+        assert all(len(m) == made.micro_batch for step in steps for m in step.micro_batches[:-1])
 
 
 @given(dealt(), st.data())
@@ -125,7 +143,7 @@ def test_a_hundred_thousand_shards_take_no_time_and_little_memory() -> None:
     assert len(shards_of([10] * 100_000, [i for m in first.micro_batches[::2] for i in m])) <= 2 * 16
 
 
-def test_without_shuffle_the_order_is_the_dataset_s_own() -> None:
+def test_without_shuffle_shards_lie_in_their_own_order() -> None:
     made = replace(batches([2, 3], replicas=2, micro_batch=1, global_batch=2), shuffle=False)
     assert [step.micro_batches for step in made.epoch(1)] == [((0,), (1,)), ((2,), (3,)), ((4,),)]
 
@@ -144,3 +162,13 @@ def test_fewer_samples_are_those_of_the_first_shards() -> None:
 def test_shards_that_hold_other_samples_are_refused() -> None:
     with pytest.raises(DataError, match="has 6 samples, but its shard_sizes add up to 5; they must say how many"):
         sharded_samples(InShards([2, 3]), 6, dataset_samples=6, micro_batch=1, replicas=1)
+
+
+def test_the_order_can_be_the_dataset_s_own() -> None:
+    batches = Batches(samples=5, global_batch=4, micro_batch=2, seed=3, shuffle=False)
+    assert [step.micro_batches for step in batches.epoch(7)] == [((0, 1), (2, 3)), ((4,),)]
+
+
+def test_data_too_short_for_one_batch_is_refused() -> None:
+    with pytest.raises(DataError, match="3 samples, too few for one global batch of 4; plan for a smaller batch"):
+        Batches(samples=3, global_batch=4, micro_batch=2, seed=0)
