@@ -41,8 +41,8 @@ ROOMS = {
     "scheduler": Size(1221, 26, 43),
     "show": Size(1357, 9, 74),
     "testing": Size(723, 18, 21),
-    "training": Size(4496, 87, 187),
-    "worker": Size(2178, 37, 47),
+    "training": Size(4496, 87, 172),
+    "worker": Size(2178, 37, 44),
 }
 """The budget of each folder of `funcpipe`."""
 

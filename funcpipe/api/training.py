@@ -166,11 +166,7 @@ class FuncPipe(Evaluating):
         """
         from funcpipe.neighbours.history.filing import file_server_run
         from funcpipe.neighbours.parameter_server.loops import nothing_changes
-        from funcpipe.neighbours.parameter_server.on_machines import (
-            check_given,
-            cluster_of,
-            server_job_of,
-        )
+        from funcpipe.neighbours.parameter_server.on_machines import check_given, cluster_of, server_job_of
         from funcpipe.neighbours.parameter_server.training import ServerRun
         from funcpipe.platforms.catalog import load_market
 

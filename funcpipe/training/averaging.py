@@ -148,7 +148,7 @@ class Teacher:
                 raise InvalidValue(field, path, "must be the path of a module in the model, such as 'teacher.backbone'")
         if is_inside(self.student, self.teacher) or is_inside(self.teacher, self.student):
             raise InvalidValue("teacher", self.teacher, f"must be beside its student {self.student!r}, not inside it")
-        if not callable(self.decay) and not is_share(self.decay):
+        if not callable(self.decay) and not _is_share(self.decay):
             raise InvalidValue("decay", self.decay, "must be between 0 and 1, or a function of the step")
 
     def decay_after(self, step: int) -> float:
@@ -204,7 +204,7 @@ def as_teachers(given: object) -> tuple[Teacher, ...]:
     return found
 
 
-def is_share(value: object) -> bool:
+def _is_share(value: object) -> bool:
     """Return True if `value` is a number from 0 to 1."""
     return isinstance(value, float | int) and 0 <= value <= 1
 
@@ -336,6 +336,6 @@ def _tried(teacher: Teacher, step: int, steps: int) -> float:
         raise InputError(
             f"{fact} cannot be found: {error_text(error)}; give a number, or a function of the step"
         ) from error
-    if not is_share(decay):
+    if not _is_share(decay):
         raise InputError(f"{fact} is {decay}; it must be between 0 and 1")
     return decay

@@ -57,7 +57,7 @@ _Indices = np.ndarray[tuple[int], np.dtype[np.int64]]
 
 
 @runtime_checkable
-class Sharded(Protocol):
+class _Sharded(Protocol):
     """A dataset that lies in shards: how many samples each of them holds, in the order of their indices.
 
     It may have an attribute `shuffle_shards` too: in how many shards at a time samples are shuffled.
@@ -83,7 +83,7 @@ def sharded_samples(
 
     Raises DataError if the shards do not hold the `dataset_samples` that it has.
     """
-    if not isinstance(dataset, Sharded):
+    if not isinstance(dataset, _Sharded):
         return None
     sizes = tuple(int(size) for size in dataset.shard_sizes)
     if sum(sizes) != dataset_samples or min(sizes, default=0) < 0:
@@ -114,7 +114,7 @@ class _Lane:
     width: int
 
 
-class ShardedEpoch:
+class _ShardedEpoch:
     """The order of one epoch's samples; only the windows that are read from are made."""
 
     def __init__(self, shards: ShardedSamples, *, global_batch: int, seed: int, epoch: int) -> None:
@@ -257,7 +257,7 @@ class Batches:
     def _batches_of(self, epoch: int) -> Callable[[int], Sequence[int]]:
         """Return a function that gives the samples of each global batch of an epoch, by its number."""
         if self.shards is not None and self.shuffle:
-            return ShardedEpoch(self.shards, global_batch=self.global_batch, seed=self.seed, epoch=epoch).batch
+            return _ShardedEpoch(self.shards, global_batch=self.global_batch, seed=self.seed, epoch=epoch).batch
         order = sample_order(self.samples, self.seed, epoch) if self.shuffle else range(self.samples)
         return lambda number: order[number * self.global_batch : (number + 1) * self.global_batch]
 

@@ -110,11 +110,11 @@ def collated(samples: list[Any], indices: Sequence[int], collate: Collate | None
     """Return the same. Raises what `collate` raises, and DataError for what it returns."""
     by_name = isinstance(collate, KeywordCollate)
     function = collate.function if isinstance(collate, KeywordCollate) else collate
-    batch = collate_tensors(samples, indices) if function is None else function(samples)
+    batch = _collate_tensors(samples, indices) if function is None else function(samples)
     return as_batch(batch, by_name=by_name)
 
 
-def collate_tensors(samples: list[Any], indices: Sequence[int]) -> Any:
+def _collate_tensors(samples: list[Any], indices: Sequence[int]) -> Any:
     """Return `samples`, which lie at `indices`, stacked as torch does it. Raises DataError if they differ in shape."""
     for index, sample in zip(indices, samples, strict=True):
         if not _is_sample(sample):

@@ -41,7 +41,7 @@ from funcpipe.training.data_source import DataSource
 from funcpipe.training.loading import ByValue, Loaded, Request, Samples, data_loader, process_options, processes
 from funcpipe.training.passes import Batch
 
-KEPT_SAMPLES = 10
+_KEPT_SAMPLES = 10
 """The samples, spread over the dataset, that are kept to be collated while a model is traced."""
 
 SPREAD = 8
@@ -49,7 +49,7 @@ SPREAD = 8
 
 
 @dataclass(frozen=True)
-class KeptSamples:
+class _KeptSamples:
     """Samples of a dataset from which `collate` makes batches; a micro-batch has so many `samples`."""
 
     kept: Sequence[Any]
@@ -72,7 +72,7 @@ class FirstBatch:
 
     batch: LoadedBatch
     collate: Collate | None = None
-    collated: KeptSamples | None = None
+    collated: _KeptSamples | None = None
 
 
 def first_batch(dataset: MapDataset, micro_batch: int, collate: Collate | None, model: nn.Module) -> FirstBatch:
@@ -91,7 +91,7 @@ def first_batch(dataset: MapDataset, micro_batch: int, collate: Collate | None, 
     end = samples[0] if hasattr(dataset, "shard_sizes") else read_samples(dataset, [len(dataset) - 1])[0]
     if _can_be_cut([*samples, end], collate):
         return FirstBatch(batch, collate)
-    return FirstBatch(batch, collate, kept_samples(dataset, collate, len(samples)))
+    return FirstBatch(batch, collate, _kept_samples(dataset, collate, len(samples)))
 
 
 def _goes_by_name(batch: LoadedBatch, model: nn.Module) -> bool:
@@ -150,12 +150,12 @@ def _input_bytes(batch: LoadedBatch) -> int:
     return sum(leaf.nbytes for leaf in leaves if isinstance(leaf, Tensor))
 
 
-def kept_samples(dataset: MapDataset, collate: Collate, samples: int) -> KeptSamples:
+def _kept_samples(dataset: MapDataset, collate: Collate, samples: int) -> _KeptSamples:
     """Samples that are spread over the dataset; the first ones of a dataset that lies in shards."""
-    count = min(KEPT_SAMPLES, len(dataset))
+    count = min(_KEPT_SAMPLES, len(dataset))
     among = count if hasattr(dataset, "shard_sizes") else len(dataset)
     indices = [first for (first,) in spread(among, 1, count)]
-    return KeptSamples(read_samples(dataset, indices), collate, samples)
+    return _KeptSamples(read_samples(dataset, indices), collate, samples)
 
 
 def _collated(samples: Sequence[Any], collate: Collate, what: str) -> LoadedBatch:

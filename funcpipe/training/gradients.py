@@ -59,7 +59,7 @@ class Layout:
         dtypes = {tensor.dtype for tensor in (*parameters, *extras)}
         self.dtype = torch.float64 if dtypes & {torch.float64, torch.complex128} else torch.float32
         self.head = sum(shape.numel() for shape in self.shapes)
-        starts = itertools.accumulate((real_elements(p) for p in self.parameters), initial=self.head)
+        starts = itertools.accumulate((_real_elements(p) for p in self.parameters), initial=self.head)
         self._starts = tuple(starts)
 
     @property
@@ -216,7 +216,7 @@ class FlatGradient:
             self._make_final(number)
 
 
-def real_elements(parameter: Tensor) -> int:
+def _real_elements(parameter: Tensor) -> int:
     """Return the number of real numbers that `parameter` holds."""
     return parameter.numel() * (2 if parameter.is_complex() else 1)
 

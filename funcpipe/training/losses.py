@@ -84,7 +84,7 @@ class WeightedLoss:
         with autocast_to(self.precision):
             found = self.loss(output, target)
         if self.reduction is Reduction.TOKENS:
-            weight = token_weight(self.loss, target)
+            weight = _token_weight(self.loss, target)
             mean = _number(found, "tokens", "return their mean, as torch.nn.functional.cross_entropy does")
             return (mean * weight if weight else torch.zeros_like(mean.detach())), weight
         if not isinstance(found, tuple) or len(found) != 2:
@@ -98,7 +98,7 @@ class WeightedLoss:
         return total, weight
 
 
-def token_weight(loss: Any, target: Any) -> float:
+def _token_weight(loss: Any, target: Any) -> float:
     """Return the weight of the targets over which torch's cross_entropy and nll_loss take the mean.
 
     Their number, without those that `loss` ignores; or the sum of the weights of their classes. Raises DataError for

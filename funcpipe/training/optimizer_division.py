@@ -51,7 +51,7 @@ _MOST, _MOST_CUT = 32, 12
 """About so many parameters are tried, whole and cut."""
 
 
-class Cause(Enum):
+class _Cause(Enum):
     """The cause of a difference between the parts and the whole."""
 
     TOGETHER = "together"  # what is done to one parameter depends on others
@@ -62,7 +62,7 @@ class Cause(Enum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class _Difference:
     """The first difference of an optimiser of a part from one for all parameters.
 
     `part` is its number; None if the one for all cannot be tried. `parameter` is the name of the first one that
@@ -70,19 +70,19 @@ class Difference:
     """
 
     optimizer: str
-    cause: Cause
+    cause: _Cause
     part: int | None = None
     parameter: str = ""
     error: str = ""
 
 
-def find_difference(
+def _find_difference(
     factory: OptimizerFactory,
     shapes: Sequence[ParameterShape],
     parts: Sequence[Collection[str]],
     *,
     cut: bool = False,
-) -> Difference | None:
+) -> _Difference | None:
     """Return the first difference between the optimiser that `factory` makes of a model with these trainable
     parameters, and those of its `parts`, each given by the names of its parameters; None if there is none.
 
@@ -187,23 +187,23 @@ def _step(trial: _Trial, gradients: Mapping[str, Tensor], seed: int, part: int |
     return not torch.equal(torch.get_rng_state(), before)
 
 
-def _compared(whole: _Trial, alone: Mapping[int, _Trial], steps: Iterator[Mapping[str, Tensor]]) -> Difference | None:
-    found = partial(Difference, optimizer=kind_of(whole.optimizer))
+def _compared(whole: _Trial, alone: Mapping[int, _Trial], steps: Iterator[Mapping[str, Tensor]]) -> _Difference | None:
+    found = partial(_Difference, optimizer=kind_of(whole.optimizer))
     last = len(_NORMS) - 1
     try:
         for number, gradients in enumerate(steps):
             if _step(whole, gradients, number):
-                return found(cause=Cause.DRAWS)
+                return found(cause=_Cause.DRAWS)
             for part, one in alone.items():
                 _step(one, gradients, number, part)
                 name = one.changed_otherwise(whole, kept=number in (_SMALL_STEPS - 1, last))
                 if name is not None:
-                    cause = Cause.TOGETHER if number < _SMALL_STEPS else Cause.CLIPS
+                    cause = _Cause.TOGETHER if number < _SMALL_STEPS else _Cause.CLIPS
                     return found(cause=cause, part=part, parameter=name)
     except _StepFails as failure:
-        return found(cause=Cause.FAILS, part=failure.part, error=str(failure))
+        return found(cause=_Cause.FAILS, part=failure.part, error=str(failure))
     uncut = [part for part, one in alone.items() if not one.has_cut_state()]
-    return found(cause=Cause.STATE, part=uncut[0]) if uncut else None
+    return found(cause=_Cause.STATE, part=uncut[0]) if uncut else None
 
 
 def _same(one: object, other: object) -> bool:
@@ -281,7 +281,7 @@ def reason_for_one_stage(factory: OptimizerFactory, shapes: Sequence[ParameterSh
     found = None
     for cut in range(len(names) // 2, len(names) // 2 + 2):
         if 0 < cut < len(names):
-            found = find_difference(factory, shapes, [names[:cut], names[cut:]])
+            found = _find_difference(factory, shapes, [names[:cut], names[cut:]])
             if found is None or _is_untried(found):
                 return None
     return None if found is None else f"{_text(found, 'in two stages')}; for more stages, {_instead(found)}"
@@ -302,11 +302,11 @@ def check_stages(
     idle = [shape.name for shape in shapes if not any(shape.name in stage for stage in stages)]
     if len(stages) < 2 and not idle:
         return
-    found = find_difference(factory, shapes, stages)
+    found = _find_difference(factory, shapes, stages)
     if found is None or _is_untried(found):
         return
     if len(stages) < 2:
-        if found.cause is not Cause.DRAWS:
+        if found.cause is not _Cause.DRAWS:
             raise PlanError(
                 f"{_text(found, 'in one stage')}; the model's forward does not use {idle[0]}, which no stage holds: "
                 "leave that out of the optimiser, or choose one that updates each parameter by itself"
@@ -318,18 +318,18 @@ def check_stages(
     )
 
 
-def _is_untried(found: Difference) -> bool:
+def _is_untried(found: _Difference) -> bool:
     """Return True if the optimiser for all parameters cannot work with small ones, and so is not known."""
-    return found.cause is Cause.FAILS and found.part is None
+    return found.cause is _Cause.FAILS and found.part is None
 
 
-def _text(found: Difference, where: str) -> str:
+def _text(found: _Difference, where: str) -> str:
     text = f"the optimiser, {found.optimizer}, does not train {where} as one for all parameters does: "
-    if found.cause is Cause.DRAWS:
+    if found.cause is _Cause.DRAWS:
         return f"{text}it draws random numbers one parameter after the other, and each stage would draw the same ones"
-    if found.cause is Cause.FAILS:
+    if found.cause is _Cause.FAILS:
         return f"{text}it fails in stage {found.part}, where some of its groups may be empty ({found.error})"
-    if found.cause is Cause.CLIPS:
+    if found.cause is _Cause.CLIPS:
         return (
             f"{text}it updates {found.parameter} otherwise where gradients are large, as if it clipped the norm of all "
             "gradients that it sees"
@@ -337,8 +337,8 @@ def _text(found: Difference, where: str) -> str:
     return f"{text}what it does to {found.parameter} depends on the parameters beside it"
 
 
-def _instead(found: Difference) -> str:
-    if found.cause is Cause.CLIPS:
+def _instead(found: _Difference) -> str:
+    if found.cause is _Cause.CLIPS:
         return (
             "let FuncPipe clip, with clip_grad_norm=... (--clip-grad-norm), and not the optimiser, or choose one that "
             "updates each parameter by itself"
@@ -368,7 +368,7 @@ def check_sharding(
             f"{', '.join(map(str, others))} share {routes.ties[0].parameters[0]}; keep its layers together "
             "(--together), or plan without shard_optimizer"
         )
-    found = find_difference(factory, shapes, stages, cut=True)
+    found = _find_difference(factory, shapes, stages, cut=True)
     if found is not None:
         raise PlanError(
             f"the state of this optimiser cannot be divided over replicas: {_fact(found)}; choose one that updates "
@@ -376,11 +376,11 @@ def check_sharding(
         )
 
 
-def _fact(found: Difference) -> str:
-    if found.cause is Cause.DRAWS:
+def _fact(found: _Difference) -> str:
+    if found.cause is _Cause.DRAWS:
         return f"{found.optimizer} draws random numbers, and each replica would draw the same ones"
-    if found.cause is Cause.FAILS:
+    if found.cause is _Cause.FAILS:
         return f"{found.optimizer} fails on a part of a parameter ({found.error})"
-    if found.cause is Cause.STATE:
+    if found.cause is _Cause.STATE:
         return f"{found.optimizer} keeps something for a parameter that cannot be cut with it"
     return f"{found.optimizer} does not update {found.parameter}, cut in two, as it updates it whole"

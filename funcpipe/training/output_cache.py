@@ -29,7 +29,7 @@ WAY_OUT = (
     "micro-batches"
 )
 
-PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device)
 """Values besides tensors that may be the same in all micro-batches."""
 
 
@@ -101,7 +101,7 @@ def _form(part: Tensor, dim: int, samples: int) -> Any:
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return one.dtype is other.dtype and one.shape == other.shape and torch.equal(one, other)
-    return one is other or (isinstance(one, PLAIN) and type(one) is type(other) and repr(one) == repr(other))
+    return one is other or (isinstance(one, _PLAIN) and type(one) is type(other) and repr(one) == repr(other))
 
 
 def _apart(name: str, one: tuple[Any, int], other: tuple[Any, int]) -> DataError:
@@ -230,6 +230,6 @@ def _with_gradient(leaf: Any) -> Any:
 def _text(name: str, leaf: Any) -> str:
     if isinstance(leaf, Tensor):
         return "tensor"
-    if not isinstance(leaf, PLAIN):
+    if not isinstance(leaf, _PLAIN):
         raise DataError(f"{name} is {described(leaf)}, which cannot be laid side by side: {WAY_OUT}")
     return repr(leaf)

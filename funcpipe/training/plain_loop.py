@@ -213,15 +213,15 @@ def _has_gradient(leaf: Any) -> bool:
     return isinstance(leaf, Tensor) and leaf.requires_grad
 
 
-def seeded(model: nn.Module, graph: LayerGraph, seed: int, step: int, micro_batch: int) -> "SeededModel":
+def seeded(model: nn.Module, graph: LayerGraph, seed: int, step: int, micro_batch: int) -> "_SeededModel":
     """Within this context, one forward of the plain `model` draws the random numbers that the stages of `graph` draw.
 
     Enter it again for the backward if the model recomputes parts of its forward there (torch.utils.checkpoint).
     """
-    return SeededModel(model, graph, (seed, step, micro_batch))
+    return _SeededModel(model, graph, (seed, step, micro_batch))
 
 
-class SeededModel(DrawingOperators):
+class _SeededModel(DrawingOperators):
     """Seeds the draws of a plain model as its traced graph does.
 
     Operators are looked at only if some draw outside of modules that are one node: below a dispatch mode autograd adds
@@ -248,7 +248,7 @@ class SeededModel(DrawingOperators):
         self._inside = 0
         self._seeds_inside: set[int] = set()  # of modules that are one node, while they run
 
-    def __enter__(self) -> "SeededModel":
+    def __enter__(self) -> "_SeededModel":
         if not self._calls_at:
             self._go_on("forward", self._calls)
         modules = {**dict(self._model.named_modules(remove_duplicate=False)), WHOLE: self._model}

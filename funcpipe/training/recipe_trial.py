@@ -59,7 +59,7 @@ def check_recipe(
     The schedule is tried for a run of so many more `steps`, which end so many `epochs`, that goes on from `resumed` if
     that is given. Without `has_validation`, a schedule that needs one is refused; None stands for not known yet.
     """
-    check_optimizer(recipe.optimizer, shapes)
+    _check_optimizer(recipe.optimizer, shapes)
     _check_clipping(recipe, shapes)
     if recipe.scheduler is None or not shapes:
         return
@@ -209,7 +209,7 @@ def _is_small(shapes: Sequence[ParameterShape]) -> bool:
     return sum(math.prod(shape.shape) for shape in shapes) <= _ELEMENTS
 
 
-def take_steps(optimizer: Optimizer, named: Sequence[tuple[str, nn.Parameter]], *, steps: int, seed: int = 0) -> None:
+def _take_steps(optimizer: Optimizer, named: Sequence[tuple[str, nn.Parameter]], *, steps: int, seed: int = 0) -> None:
     """Take `steps` steps with drawn gradients. Raises InputError if the optimiser fails in one."""
     draw = torch.Generator().manual_seed(seed)
     for _ in range(steps):
@@ -224,7 +224,7 @@ def take_steps(optimizer: Optimizer, named: Sequence[tuple[str, nn.Parameter]], 
             ) from error
 
 
-def check_optimizer(factory: OptimizerFactory, shapes: Sequence[ParameterShape]) -> None:
+def _check_optimizer(factory: OptimizerFactory, shapes: Sequence[ParameterShape]) -> None:
     """Raise InputError unless `factory` makes an optimiser for a model with these trainable parameters that can be
     saved and continued.
     """
@@ -327,7 +327,7 @@ def _check_continues(factory: OptimizerFactory, shapes: Sequence[ParameterShape]
     tensors: dict[str, Tensor] = {}
     try:
         torch.manual_seed(0)
-        take_steps(optimizer, named, steps=_STEPS)
+        _take_steps(optimizer, named, steps=_STEPS)
         saved = capture_optimizer(optimizer, {id(p): name for name, p in named}, tensors)
         with torch.no_grad():
             for (_, parameter), (_, other) in zip(named, others, strict=True):
@@ -335,7 +335,7 @@ def _check_continues(factory: OptimizerFactory, shapes: Sequence[ParameterShape]
         restore_optimizer(saved, restored, {id(p): name for name, p in others}, tensors)
         for one, parameters in ((optimizer, named), (restored, others)):
             torch.manual_seed(1)
-            take_steps(one, parameters, steps=_STEPS, seed=1)
+            _take_steps(one, parameters, steps=_STEPS, seed=1)
     except InputError as error:
         if isinstance(error.__cause__, Exception) and not _is_small(shapes):
             return  # it may be the small shapes that it cannot work with
@@ -369,7 +369,7 @@ def optimizer_kind(factory: OptimizerFactory, shapes: Sequence[ParameterShape] =
     """
     named = small_parameters(shapes) or [("weight", nn.Parameter(torch.zeros(2, 3)))]
     optimizer = made_optimizer(factory, named)
-    take_steps(optimizer, named, steps=1)
+    _take_steps(optimizer, named, steps=1)
     count = max(_values_of(optimizer, parameter) for _, parameter in named)
     return min(OptimizerKind, key=lambda kind: (kind.values_per_parameter < count, kind.values_per_parameter))
 

@@ -131,10 +131,12 @@ class ShardedOptimizer:
         self.optimizer.state.clear()
         for parameter, state in initial.items():
             for segment in of_parameter[id(parameter)]:
-                self.optimizer.state[segment.proxy] = {name: cut_state(value, segment) for name, value in state.items()}
+                self.optimizer.state[segment.proxy] = {
+                    name: _cut_state(value, segment) for name, value in state.items()
+                }
 
 
-def cut_state(value: Any, segment: Segment) -> Any:
+def _cut_state(value: Any, segment: Segment) -> Any:
     """One value of a parameter's optimiser state for a segment of it: cut if it has the parameter's shape."""
     if not isinstance(value, Tensor):
         return value
@@ -284,7 +286,9 @@ def restore_shard(state: StageState, stage: nn.Module, sharded: ShardedOptimizer
                 sharded.optimizer.state[segment.proxy] = join_tensors(plain, state.tensors)
             elif name in saved["state"]:
                 kept = join_tensors(saved["state"][name], state.tensors)
-                sharded.optimizer.state[segment.proxy] = {key: cut_state(value, segment) for key, value in kept.items()}
+                sharded.optimizer.state[segment.proxy] = {
+                    key: _cut_state(value, segment) for key, value in kept.items()
+                }
 
 
 def _joined(segments: Sequence[Any], parameter: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Any]:

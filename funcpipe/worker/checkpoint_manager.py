@@ -147,7 +147,7 @@ _MARKS = 4
 """The steps of which a replica remembers its own mark, to compare it with that of a replica that is behind."""
 
 
-def call_at_once(work: Callable[[], None]) -> None:
+def _call_at_once(work: Callable[[], None]) -> None:
     """Run `work`, and return when it is done."""
     work()
 
@@ -284,7 +284,7 @@ class CheckpointManager:
             self.drift = compare(self._storage, self._keys, self._worker, self._marks)
 
     def save(
-        self, done: int, submit: Callable[[Callable[[], None]], None] = call_at_once, *, leaving: bool = False
+        self, done: int, submit: Callable[[Callable[[], None]], None] = _call_at_once, *, leaving: bool = False
     ) -> None:
         """Save the stage, unless it is saved already or another replica saves it.
 

@@ -101,7 +101,7 @@ def upstream_of(graph: Graph, worker: WorkerId) -> frozenset[WorkerId]:
 
 
 @dataclass(frozen=True)
-class StepGraph:
+class _StepGraph:
     """A worker's own tasks; the workers that read each object it puts; the workers that must act before it ends.
 
     `most_objects` is how many objects any one worker puts. `own` and `others` are the requests for messages that this
@@ -132,9 +132,9 @@ class StepGraphs:
         self._norms = norms
         self._loads = loads
         self._steps = spec.epochs * batches.steps_per_epoch
-        self._made: dict[tuple[int, Loading | None], StepGraph] = {}
+        self._made: dict[tuple[int, Loading | None], _StepGraph] = {}
 
-    def of_step(self, step: int, *, is_loaded: bool = True) -> StepGraph:
+    def of_step(self, step: int, *, is_loaded: bool = True) -> _StepGraph:
         """Return the worker's part of `step`; unless `is_loaded`, nothing of the step was loaded in the step before."""
         micro_batches = self._batches.micro_batches_of(step)
         following = self._batches.micro_batches_of(step + 1) if step + 1 < self._steps else 0
@@ -151,7 +151,7 @@ class StepGraphs:
         keys = {self._keys.message(self._spec.worker, step, str(put)): by for put, by in part.readers.items()}
         return StepMessages(readers=keys, upstream=part.upstream, most=part.most_objects)
 
-    def _make(self, micro_batches: int, loading: Loading | None) -> StepGraph:
+    def _make(self, micro_batches: int, loading: Loading | None) -> _StepGraph:
         plan, worker = self._spec.plan, (self._spec.stage, self._spec.replica)
         graph = build_graph(
             StepShape(
@@ -168,7 +168,7 @@ class StepGraphs:
                 loading=loading,
             )
         )
-        return StepGraph(
+        return _StepGraph(
             graph=graph.of_worker(*worker),
             readers=readers_of(graph, worker),
             upstream=upstream_of(graph, worker),

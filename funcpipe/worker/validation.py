@@ -43,7 +43,7 @@ OPEN_TRANSFERS = 4
 """The number of uploads, and of downloads, that may be open at once."""
 
 
-class BatchRunner:
+class _BatchRunner:
     """Runs a batch in eval mode for a worker, on the lanes on which `steps` runs its steps of training."""
 
     def __init__(
@@ -161,7 +161,7 @@ class _Left(Exception):
 class Validator:
     """The validations of one worker, whose steps `steps` runs, with its stage in training, `trained`.
 
-    `open_loader` gives what loads its micro-batches, if its stage reads data. `record` is called as by a BatchRunner.
+    `open_loader` gives what loads its micro-batches, if its stage reads data. `record` is called as by a _BatchRunner.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class Validator:
         self._storage = storage
         self._keys = ValidationKeys.of(spec)
         self._steps = steps
-        self._runner = BatchRunner(evaluation, storage, channel, steps, record)
+        self._runner = _BatchRunner(evaluation, storage, channel, steps, record)
         self._trained = trained
         self._open_loader = open_loader
         self._last = len(spec.plan.stages) - 1
