@@ -6,16 +6,28 @@ on.
 
 import contextlib
 import logging
+import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from funcpipe.client.control.verdict import final_failures, first_failure, how_it_ended
 from funcpipe.client.follow.functions import WatchedWorker, attached, await_end, joined, start_as_owner
-from funcpipe.client.follow.growth import LESS_MEMORY, grown
-from funcpipe.core import MB, OnOutOfMemory, Outcome, PlatformSpec, RunAccount, WorkerReport, WorkerSpec, prices_of
+from funcpipe.core import (
+    MB,
+    FunctionSize,
+    OnOutOfMemory,
+    Outcome,
+    Plan,
+    PlatformSpec,
+    RunAccount,
+    WorkerReport,
+    WorkerSpec,
+    prices_of,
+)
 from funcpipe.core.stores import DEFAULT_STORES, Stores
-from funcpipe.errors import DeadlineExceeded, PlatformError, RunHalted, Superseded, WorkerFailed
+from funcpipe.errors import DeadlineExceeded, InputError, PlanError, PlatformError, RunHalted, Superseded, WorkerFailed
+from funcpipe.partitioner.cost.formulas import WASTE
 from funcpipe.platforms.base import Cause, Platform, RequestMeter, State, Status, Storage
 from funcpipe.platforms.function_group import FunctionGroup, WatchedFunction, stop_functions
 from funcpipe.runstate.documents import find_readable_document
@@ -294,3 +306,41 @@ class Supervisor:
             reason = read_halt_reason(self._storage, self._keys)
             _log.warning("run %s: was ended: %s", self._keys.run, reason)
             raise RunHalted(f"run {self._keys.run} was ended: {reason}")
+
+
+LESS_MEMORY = (
+    "smaller micro-batches or --recompute auto need less, and so does less data in memory (funcpipe profile --data "
+    "says how much it takes)"
+)
+"""The ways out for a stage that does not fit."""
+
+
+def grown(
+    plan: Plan,
+    number: int,
+    peak_bytes: int,
+    sizes: Sequence[FunctionSize],
+    check: Callable[[Plan], None],
+    *,
+    failure: str,
+) -> Plan:
+    """`plan` with the least larger size for stage `number` that has room for `peak_bytes` and that `check` admits.
+
+    The peak was cut off by the lack of memory, so the allocator's waste is added. Raises WorkerFailed, which begins
+    with `failure`, if there is none.
+    """
+    stage, need_mb, refusals = plan.stages[number], math.ceil(peak_bytes * (1 + WASTE) / MB), []
+    for size in sorted(sizes, key=lambda size: size.memory_mb):
+        if size.memory_mb <= stage.memory_mb:
+            continue
+        larger = replace(stage, size=size.name, memory_mb=size.memory_mb)
+        found = replace(plan, stages=(*plan.stages[:number], larger, *plan.stages[number + 1 :]))
+        try:
+            if size.memory_mb < need_mb:
+                raise PlanError(f"{size.memory_mb} MB is less than {need_mb} MB, the peak and an eighth in reserve")
+            check(found)
+        except InputError as error:
+            refusals.append(f"{size.name}: {error}")
+        else:
+            return found
+    raise WorkerFailed(f"{failure}; no larger function can run there ({'; '.join(refusals)}); " + LESS_MEMORY)

@@ -128,11 +128,6 @@ class ServerResult:
         """All dollars."""
         return sum(item.usd for item in self.bill)
 
-    @property
-    def mean_staleness(self) -> float:
-        """The mean staleness of asynchronous pushes; 0 if there are none."""
-        return sum(push.staleness for push in self.pushes) / max(len(self.pushes), 1)
-
     def state_dict(self) -> dict[str, Tensor]:
         """The trained `state_dict`."""
         return dict(self.state)

@@ -1,16 +1,26 @@
 """Whole runs around a parameter server, without Ray."""
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import Tensor
 
 from funcpipe.client.prepare.job import Job
 from funcpipe.errors import WorkerFailed
-from funcpipe.neighbours.parameter_server.loops import History, LoopConfig, train_asynchronously, train_synchronously
+from funcpipe.neighbours.parameter_server.loops import (
+    History,
+    LoopConfig,
+    counts_by_speed,
+    deal,
+    train_asynchronously,
+    train_synchronously,
+)
 from funcpipe.neighbours.parameter_server.server import ServerJob
 from funcpipe.neighbours.parameter_server.worker_group import Lost, Pushed, ServerWorker
 from funcpipe.testing.memory_storage import MemoryStorage
@@ -202,3 +212,30 @@ def test_an_asynchronous_run_that_goes_on_tells_the_watch_what_was_done_before(s
     group, config = resumed(stored)
     train_asynchronously(group, replace(config, watch=lambda _, done: told.append(done)), History())
     assert 0.5 < told[0] < told[-1] == 1.0
+
+
+SPEEDS = st.lists(st.floats(0.25, 8.0), min_size=1, max_size=4)
+
+
+@given(items=st.integers(0, 7), speeds=SPEEDS)
+def test_no_other_division_ends_earlier(items: int, speeds: list[float]) -> None:
+    counts = counts_by_speed(items, speeds)
+    assert sum(counts) == items
+    ends = [max(n / s for n, s in zip(other, speeds, strict=True)) for other in _divisions(items, len(speeds))]
+    assert max(n / s for n, s in zip(counts, speeds, strict=True)) <= min(ends) * (1 + 1e-9)
+
+
+@given(items=st.integers(0, 40), speeds=SPEEDS)
+def test_shares_are_runs_of_neighbours_in_order(items: int, speeds: list[float]) -> None:
+    parts = deal(range(items), speeds)
+    assert len(parts) == len(speeds)
+    assert list(itertools.chain(*parts)) == list(range(items))
+
+
+def test_shares_follow_speeds() -> None:
+    assert counts_by_speed(8, [3.0, 1.0]) == (6, 2)
+    assert counts_by_speed(2, [10.0, 1.0]) == (2, 0)
+
+
+def _divisions(items: int, workers: int) -> list[tuple[int, ...]]:
+    return [c for c in itertools.product(range(items + 1), repeat=workers) if sum(c) == items]

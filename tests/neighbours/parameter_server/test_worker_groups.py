@@ -1,19 +1,24 @@
 """What every group does: the same training, whoever computes. Ray's is tested in `test_ray_group`, with nodes."""
 
 import contextlib
+import json
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 import pytest
+import torch
 from torch import Tensor
 
 from funcpipe.client.prepare.job import Job
+from funcpipe.errors import CorruptMessage, PlanError
 from funcpipe.neighbours.parameter_server.loops import History, LoopConfig, train_asynchronously, train_synchronously
-from funcpipe.neighbours.parameter_server.server import ServerJob
+from funcpipe.neighbours.parameter_server.ray_group import SharedLink
+from funcpipe.neighbours.parameter_server.server import Applied, ParameterServer, ServerCheckpoints, ServerJob
 from funcpipe.neighbours.parameter_server.worker_group import ServerWorker, WorkerGroup
 from funcpipe.testing.memory_storage import MemoryStorage
-from tests.neighbours.parameter_server.conftest import RUN
+from tests.neighbours.parameter_server.conftest import RUN, stored_adam
 from tests.neighbours.parameter_server.functions import group_of
 from tests.neighbours.parameter_server.test_loops import assert_same, plain
 from tests.support.server_group import InTurnWorkerGroup
@@ -111,3 +116,94 @@ def test_a_finished_run_has_nothing_left_to_do(open_group: Open, stored: Stored)
     assert history.losses == []
     assert job.steps == 2 * config.steps
     assert_same(after, before)
+
+
+FOLDER = f"{RUN}/server/checkpoints/"
+
+
+def test_a_server_is_read_as_it_was_saved_and_two_checkpoints_are_kept() -> None:
+    _, sent, storage = stored_adam()
+    server, saved = ParameterServer(sent), ServerCheckpoints(storage, RUN)
+    assert not saved.restore_into(server)
+    for version in (3, 4, 10):
+        server.version, server.applied = version, Applied(version, [version + 2])
+        saved.save(server)
+    assert len(storage.list(FOLDER)) == 4
+    again = ParameterServer(sent)
+    assert saved.restore_into(again)
+    assert (again.version, again.applied.below, again.applied.beyond) == (10, 10, {12})
+    for name, tensor in server.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"), [("sha256", "0" * 64), ("settings", "{}"), ("progress", {"version": "x"}), ("aliases", None)]
+)
+def test_a_damaged_checkpoint_is_told(field: str, value: object) -> None:
+    _, sent, storage = stored_adam()
+    server, saved = ParameterServer(sent), ServerCheckpoints(storage, RUN)
+    saved.save(server)
+    (key,) = [key for key in storage.list(FOLDER) if key.endswith(".json")]
+    document = json.loads(storage.get(key))
+    document[field] = value
+    storage.put(key, json.dumps(document).encode())
+    with pytest.raises(CorruptMessage):
+        saved.restore_into(ParameterServer(sent))
+
+
+def test_a_step_is_not_taken_while_gradients_are_missing() -> None:
+    job, sent, _ = stored_adam()
+    (step, *_) = job.batches.epoch(0)
+    with pytest.raises(PlanError, match="were not pushed"):
+        ParameterServer(sent).update(step, range(4))
+
+
+def test_applied_ids_are_told_by_a_number_and_what_is_beyond() -> None:
+    applied = Applied()
+    applied.add([3, 1])
+    assert (applied.below, applied.beyond) == (0, {1, 3})
+    assert 1 in applied
+    assert 0 not in applied
+    applied.add([0, 2])
+    assert (applied.below, applied.beyond) == (4, set())
+
+
+class Clock:
+    """Time that passes only in `sleep`."""
+
+    def __init__(self) -> None:
+        self.now_s = 100.0
+
+    def __call__(self) -> float:
+        return self.now_s
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.mark.parametrize(
+    ("link", "own", "seconds"),
+    [(10.0, None, 8.0), (None, 20.0, 4.0), (10.0, 20.0, 8.0), (40.0, 20.0, 4.0), (None, None, 0.0)],
+)
+def test_a_transfer_takes_what_the_narrower_end_allows(link: float | None, own: float | None, seconds: float) -> None:
+    clock = Clock()
+    SharedLink(link, clock=clock, sleep=clock.sleep).transfer(80, own)
+    assert clock() - 100.0 == pytest.approx(seconds)
+
+
+def test_transfers_at_once_share_the_link() -> None:
+    """By a clock that stands still, so that it does not matter when threads run: all pieces pass one after another."""
+    slept: list[float] = []
+    lock = threading.Lock()
+
+    def sleep(seconds: float) -> None:
+        with lock:
+            slept.append(seconds)
+
+    link = SharedLink(10.0, clock=lambda: 0.0, sleep=sleep)
+    threads = [threading.Thread(target=link.transfer, args=(80,)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert max(slept) == pytest.approx(24.0)
