@@ -12,17 +12,15 @@ from typing import Any
 
 from funcpipe import show as render
 from funcpipe.cli.files import write_file
-from funcpipe.cli.options import Choice, Option, Options, argument, group, option, verb, whole
+from funcpipe.cli.options import Choice, Options, argument, group, option, verb, whole
 from funcpipe.cli.provision import chosen_way
+from funcpipe.cli.run import deployment
 from funcpipe.core import Plan, read
 from funcpipe.core.distribution import needed_from
 from funcpipe.core.process import say, write_out
 from funcpipe.core.settings import KEEP_DAYS, LEAST_KEEP_DAYS
 from funcpipe.errors import InputError
 from funcpipe.platforms.catalog import load_market, load_spec
-from funcpipe.platforms.ray.sky_task import SkyJob, sky_text
-from funcpipe.platforms.shared.deployment import data_bucket
-from funcpipe.platforms.shared.package import read_requirements
 
 _SKY = "sky"
 
@@ -69,6 +67,7 @@ class Aws(Cloud):
     def package(self, options: Options) -> Any:
         """The contents of the image."""
         from funcpipe.platforms.aws.deployment import lambda_package
+        from funcpipe.platforms.shared.package import read_requirements
 
         return lambda_package(read_requirements(options.requirements), options.base_image)
 
@@ -110,6 +109,7 @@ class Aliyun(Cloud):
     def package(self, options: Options) -> Any:
         """The contents of the image."""
         from funcpipe.platforms.aliyun.template import container_package
+        from funcpipe.platforms.shared.package import read_requirements
 
         return container_package(read_requirements(options.requirements), options.base_image)
 
@@ -152,20 +152,14 @@ CLOUDS: dict[str, type[Cloud]] = {"aws": Aws, "aliyun": Aliyun}
 
 def _shared(options: Options) -> dict[str, Any]:
     """What deployments on all clouds take."""
+    from funcpipe.platforms.shared.deployment import data_bucket
+
     return {
         "name": options.name,
         "watchdog": not options.no_watchdog,
         "data": tuple(map(data_bucket, options.data_bucket)),
         "keep_days": options.keep_days,
     }
-
-
-def deployment() -> list[Option]:
-    """The options that say which deployment."""
-    return [
-        option("--name NAME", "the deployment's name", None, "funcpipe", key="platform.deployment"),
-        option("--region REGION", "the region (default: the environment's)", key="platform.region"),
-    ]
 
 
 _IMAGE = [
@@ -278,6 +272,9 @@ def _sizes(options: Options) -> tuple[str, ...]:
 
 def _write_sky_file(options: Options) -> None:
     """Write the task file of the way that was recommended, or named; raises InputError."""
+    from funcpipe.platforms.ray.sky_task import SkyJob, sky_text
+    from funcpipe.platforms.shared.package import read_requirements
+
     asked = ("template_only", "keep_days", "requirements")
     other = [one for one in _FUNCTIONS if one.name not in asked and getattr(options, one.name or "")]
     if other:

@@ -16,11 +16,10 @@ from funcpipe.cli.options import Options, argument, group, option, verb
 from funcpipe.core import Plan, Source, read_trace, to_text, write_side_by_side
 from funcpipe.core.json_form import OBSERVED, to_plain
 from funcpipe.errors import InputError
-from funcpipe.neighbours.history.journal import History, history_file, read_all, read_history
-from funcpipe.neighbours.history.learned import ObservedIteration, as_observed, errors, known
 from funcpipe.platforms.catalog import load_spec, open_storage
 
 if TYPE_CHECKING:
+    from funcpipe.neighbours.history.learned import ObservedIteration
     from funcpipe.show.material import Material
 
 
@@ -135,12 +134,13 @@ def _in_text(options: Options) -> None:
 )
 def history(options: Options) -> None:
     """Print what is known, and how far predictions were off before and after correction."""
+    from funcpipe.neighbours.history.hindsight import hindsights
+    from funcpipe.neighbours.history.journal import History, history_file, read_all
+    from funcpipe.neighbours.history.learned import errors, known
+
     path = history_file()
     everything = read_all(path) if path is not None else History()
-    found = known(everything.observations)
-    from funcpipe.neighbours.history.hindsight import hindsights
-
-    in_hindsight = hindsights(everything)
+    found, in_hindsight = known(everything.observations), hindsights(everything)
     if options.figure:
         from funcpipe.neighbours.history.learned import plot_errors
 
@@ -149,16 +149,15 @@ def history(options: Options) -> None:
     best = {"jobs": len(counted), "best": sum(one.is_best for one in counted)}
     summary: dict[str, Any] = {"history": None if path is None else str(path), "known": found}
     summary |= {"chosen_way_best_in_hindsight": best, "hindsight": in_hindsight}
-    render.show(
-        options.json,
-        render.as_json(summary),
-        partial(render.history, found, path),
-        partial(render.hindsight, in_hindsight),
-    )
+    draws = partial(render.history, found, path), partial(render.hindsight, in_hindsight)
+    render.show(options.json, render.as_json(summary), *draws)
 
 
-def observed_here(plans: Sequence[Plan], ran_on: str | None = None) -> tuple[tuple[ObservedIteration, ...], ...]:
+def observed_here(plans: Sequence[Plan], ran_on: str | None = None) -> "tuple[tuple[ObservedIteration, ...], ...]":
     """For each plan, an iteration as observed of like work at its platform, or at `ran_on`; left out without any."""
+    from funcpipe.neighbours.history.journal import read_history
+    from funcpipe.neighbours.history.learned import as_observed
+
     observations = read_history()
     found = (as_observed(plan, observations, ran_on=ran_on) for plan in plans)
     return tuple(() if one is None else (one,) for one in found)

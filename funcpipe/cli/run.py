@@ -8,22 +8,26 @@ from functools import partial
 from itertools import chain
 
 from funcpipe import show as render
-from funcpipe.cli.deploy import CLOUDS, cloud_of, deployment
 from funcpipe.cli.files import check_holds, check_model_file, free_model_file, write_model
 from funcpipe.cli.options import Choice, Option, Options, argument, group, not_negative, option, positive, verb, whole
 from funcpipe.core import to_text
 from funcpipe.core.logs import PRINTED, LogLine, merged
 from funcpipe.core.process import write_out
 from funcpipe.errors import InputError, RunUnknown
-from funcpipe.platforms.base import Platform
 from funcpipe.platforms.catalog import LOCAL, open_platform, open_storage
-from funcpipe.platforms.local.output import read_logs
-from funcpipe.platforms.local.platform import LocalPlatform
 
 _WHERE = "--storage file:///tmp/runs"
 LEVELS = ("debug", "info", "warning", "error")
 
 RUN = argument("RUN", "name of the run", "name", key="training.run")
+
+
+def deployment() -> list[Option]:
+    """The options that say which deployment."""
+    return [
+        option("--name NAME", "the deployment's name", None, "funcpipe", key="platform.deployment"),
+        option("--region REGION", "the region (default: the environment's)", key="platform.region"),
+    ]
 
 
 def storage() -> Option:
@@ -127,6 +131,8 @@ def key(options: Options) -> None:
 )
 def logs(options: Options) -> None:
     """Print the log of a run, or all that a deployment has written lately."""
+    from funcpipe.cli.deploy import CLOUDS, cloud_of
+
     if options.about in CLOUDS:
         for text in cloud_of(options.about).logs(options, time.time() - 60 * options.minutes):
             if not write_out(json.dumps(text) if options.json else text):
@@ -144,7 +150,19 @@ def _lines_of(run: str, *, platform: str | None, storage: str | None) -> tuple[L
 
     Raises InputError where nothing is known of the run.
     """
-    found = _platform_of(run, platform, storage)
+    from funcpipe.platforms.local.output import read_logs
+    from funcpipe.platforms.local.platform import LocalPlatform
+
+    if storage is not None:
+        from funcpipe.runstate.generations import newest_record
+        from funcpipe.runstate.signing import signed
+
+        try:
+            found = open_platform(newest_record(signed(open_storage(storage)), run).platform)
+        except RunUnknown as error:
+            raise InputError(f"{error}; without --storage, its logs may still be there") from None
+    else:
+        found = LocalPlatform(f"{LOCAL}:") if platform in (None, LOCAL) else open_platform(platform)
     kept = found.logs(run) if isinstance(found, LocalPlatform) else chain(found.logs(run), read_logs(run))
     lines = merged(run, kept)
     if not lines:
@@ -160,15 +178,3 @@ def _is_wanted(line: LogLine, *, worker: str | None, level: str | None) -> bool:
     name = "INFO" if line.level == PRINTED else line.level
     least = 0 if level is None else logging.getLevelNamesMapping()[level.upper()]
     return worker in (None, line.worker) and logging.getLevelNamesMapping().get(name, logging.INFO) >= least
-
-
-def _platform_of(run: str, platform: str | None, storage: str | None) -> Platform:
-    if storage is not None:
-        from funcpipe.runstate.generations import newest_record
-        from funcpipe.runstate.signing import signed
-
-        try:
-            return open_platform(newest_record(signed(open_storage(storage)), run).platform)
-        except RunUnknown as error:
-            raise InputError(f"{error}; without --storage, its logs may still be there") from None
-    return LocalPlatform(f"{LOCAL}:") if platform in (None, LOCAL) else open_platform(platform)
