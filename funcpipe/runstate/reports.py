@@ -2,7 +2,8 @@
 
 import contextlib
 import logging
-from collections.abc import Collection, Mapping
+import math
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from funcpipe.core import StepReport, StepSummary, ValidationReport
@@ -22,6 +23,32 @@ _log = logging.getLogger(__name__)
 
 SUMMARY_POLLS = 16
 """A client that waits for a step lists summaries once in so many polls."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JoinedStep:
+    """A step by the reports of so many replicas: its mean loss, NaN without samples.
+
+    `learning_rate` is that of the optimiser's first parameter group; `skipped` says that the step updated nothing.
+    """
+
+    loss: float
+    samples: int
+    skipped: bool
+    learning_rate: float | None
+    replicas: int
+
+    @classmethod
+    def of(cls, reports: Sequence[StepReport]) -> "JoinedStep":
+        """Join the reports of one step by replicas of the last stage."""
+        samples = sum(report.samples for report in reports)
+        return cls(
+            loss=sum(report.loss_sum for report in reports) / samples if samples else math.nan,
+            samples=samples,
+            skipped=any(report.skipped for report in reports),
+            learning_rate=next((report.learning_rate for report in reports if report.learning_rate is not None), None),
+            replicas=len(reports),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,6 @@ from funcpipe.core import CountsByKind, Heartbeat, PlatformSpec, RunAccount, Run
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.documents import readable_documents
 from funcpipe.runstate.functions import list_functions
-from funcpipe.runstate.generations import find_record
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.liveness import attempt_of, read_heartbeats
 
@@ -62,9 +61,3 @@ def reported_requests(storage: Storage, keys: Keys, reports: Sequence[WorkerRepo
 def request_usd(requests: CountsByKind, prices: PlatformSpec, stores: Stores, *, functions: int) -> float:
     """Return dollars for storage requests and their bytes, and for the invocations of so many functions."""
     return prices.counted_usd(requests, stores) + functions * prices.price_invocation_usd
-
-
-def lasted_s(storage: Storage, keys: Keys) -> float:
-    """Return the seconds that the generation of a run has taken, by its functions' reports; 0 if its record is lost."""
-    record = find_record(storage, keys)
-    return 0.0 if record is None else spent_so_far(storage, record).elapsed_s - record.elapsed_s

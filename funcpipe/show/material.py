@@ -122,15 +122,11 @@ def load_kept(storage: Storage, run: str, spec: PlatformSpec | None = None) -> M
     """
     from funcpipe.client.follow.results import load_trace
     from funcpipe.client.prepare.session import prices_at
-    from funcpipe.runstate.finished import find_finished
-    from funcpipe.runstate.generations import newest_record
-    from funcpipe.runstate.keys import Keys
+    from funcpipe.runstate.reader import RunReader
     from funcpipe.runstate.signing import signed
 
-    own = signed(storage)
-    record = newest_record(own, run)
-    keys = Keys.of(record)
-    finished: FinishedRun | None = find_finished(own, keys)
+    reader = RunReader.newest(signed(storage), run)
+    record = reader.record
     prices = spec or prices_at(record.platform, planned_spec(record.plan), given=False)
-    trace = load_trace(own, keys, record.plan, prices)
-    return Material(plan=record.plan, record=record, finished=finished, observed=trace if trace.events else None)
+    trace = load_trace(reader, prices)
+    return Material(plan=record.plan, record=record, finished=reader.finished, observed=trace if trace.events else None)

@@ -6,7 +6,6 @@ import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import pytest
 import torch
@@ -14,7 +13,6 @@ import torch
 from funcpipe.client.control.status import status
 from funcpipe.client.control.stopping import clean, run_key, stop
 from funcpipe.client.control.verdict import Verdict
-from funcpipe.client.follow import results
 from funcpipe.client.follow.export import load_saved
 from funcpipe.client.follow.launch import launch
 from funcpipe.client.follow.results import Progress, RunResult
@@ -29,6 +27,7 @@ from funcpipe.runstate.generations import list_generations, newest_record, refus
 from funcpipe.runstate.keys import Keys, generation_of
 from funcpipe.runstate.lease import FencedStorage, Lease
 from funcpipe.runstate.owner import Owner, owned, raise_if_taken
+from funcpipe.runstate.reader import RunReader
 from funcpipe.runstate.resume import load_resume_point
 from funcpipe.runstate.signing import signed
 from funcpipe.testing.memory_storage import MemoryStorage
@@ -174,15 +173,15 @@ def test_a_client_that_slept_while_another_ended_the_run_says_that_nothing_is_le
             if asleep == "with steps to go":
                 act()
 
-    real = results.load_trained
+    real = RunReader.model
 
-    def load_late(*of_run: Any) -> StageState:
-        monkeypatch.setattr(results, "load_trained", real)
+    def load_late(reader: RunReader, step: int) -> StageState:
+        monkeypatch.setattr(RunReader, "model", real)
         act()
-        return results.load_trained(*of_run)
+        return reader.model(step)
 
     if asleep == "before it reads the model":
-        monkeypatch.setattr(results, "load_trained", load_late)
+        monkeypatch.setattr(RunReader, "model", load_late)
     with pytest.raises(RunUnknown) as ended:
         launch(prepare(made, session, faults=faults, settings=RunSettings(name=RUN)), sleep)
     assert str(ended.value) == (

@@ -9,15 +9,10 @@ from funcpipe.client.control.verdict import Verdict, final_failure, how_finished
 from funcpipe.core import MB, Busy, FinishedRun, Outcome, RunRecord, ValidationReport, worker_name
 from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.platforms.catalog import open_platform as open_by_url
-from funcpipe.runstate.checkpoint_index import read_index
-from funcpipe.runstate.finished import ended_step, find_finished
-from funcpipe.runstate.generations import (
-    newest_record,
-)
+from funcpipe.runstate.finished import ended_step
 from funcpipe.runstate.halt import read_halt
-from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.liveness import WorkerLiveness, WorkerState, find_liveness
-from funcpipe.runstate.reports import ValidationKeys, newest_report
+from funcpipe.runstate.reader import RunReader
 from funcpipe.runstate.signing import signed
 
 
@@ -147,28 +142,24 @@ def status(
 
     If a worker seems silent, or the platform cannot be asked, this waits with `pause` until a heartbeat must have come.
     """
-    return read_status(signed(storage), run, open_platform, clock=clock, pause=pause)
+    return read_status(RunReader.newest(signed(storage), run), open_platform, clock=clock, pause=pause)
 
 
 def read_status(
-    storage: Storage,
-    run: str,
+    reader: RunReader,
     open_platform: OpenPlatform,
     *,
     clock: Callable[[], float] = time.time,
     pause: Callable[[float], None] | None = None,
 ) -> RunStatus:
-    """Return what `status` does, on a storage that is signed."""
-    record = newest_record(storage, run)
-    keys = Keys.of(record)
-    finished = find_finished(storage, keys)
-    if finished is not None:
-        return finished_status(record, finished, _newest_validation(storage, record))
+    """Return the status of the run that `reader` reads, as `status` does."""
+    storage, record, keys = reader.storage, reader.record, reader.keys
+    if reader.finished is not None:
+        return finished_status(record, reader.finished, reader.newest_validation)
     life = find_liveness(storage, record, open_platform, clock=clock, pause=pause or time.sleep)
     halt = read_halt(storage, keys)
-    index = read_index(storage, keys, first_step=record.first_step)
-    saved_step = index.resume_step(len(record.plan.stages), record.plan.replicas)
-    validation = _newest_validation(storage, record)
+    saved_step = reader.index.resume_step(len(record.plan.stages), record.plan.replicas)
+    validation = reader.newest_validation
     verdict, explanation = judge(
         *(record, life, halt, final_failure(storage, keys)),
         saved_step=saved_step,
@@ -176,7 +167,7 @@ def read_status(
     )
     beats = [worker.beat for worker in life.workers if worker.beat is not None]
     return RunStatus(
-        run=run,
+        run=record.run,
         generation=record.generation,
         steps=record.steps,
         run_usd=max([beat.run_usd + beat.run_requests_usd for beat in beats], default=record.spent_usd),
@@ -189,7 +180,3 @@ def read_status(
         validation=validation,
         loss_over=record.loss_over,
     )
-
-
-def _newest_validation(storage: Storage, record: RunRecord) -> ValidationReport | None:
-    return newest_report(storage, ValidationKeys.of(record)) or next(reversed(record.validations), None)

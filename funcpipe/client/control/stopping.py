@@ -28,6 +28,7 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import is_superseded
 from funcpipe.runstate.liveness import read_heartbeats
 from funcpipe.runstate.owner import owned, raise_if_taken
+from funcpipe.runstate.reader import RunReader
 from funcpipe.runstate.signing import KeyFolder, key_of, signed
 
 _log = logging.getLogger(__name__)
@@ -50,7 +51,7 @@ def stop(
     """
     own = signed(storage)
     end_early(own, run, open_platform, wait_s=wait_s, reason=reason)
-    return read_status(own, run, open_platform)
+    return read_status(RunReader.newest(own, run), open_platform)
 
 
 def end_early(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_s: float, reason: str) -> None:

@@ -26,11 +26,11 @@ from funcpipe.errors import RunUnknown
 from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.platforms.catalog import open_platform as open_by_url
 from funcpipe.runstate.documents import find_readable_document, readable_documents
-from funcpipe.runstate.finished import find_finished
 from funcpipe.runstate.functions import list_functions
-from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.liveness import WorkerState, read_heartbeats
+from funcpipe.runstate.reader import RunReader
+from funcpipe.runstate.reports import JoinedStep
 from funcpipe.runstate.signing import signed
 from funcpipe.runstate.snapshot import Snapshot
 
@@ -158,15 +158,15 @@ class Watcher:
         before = self._storage.asked
         self._storage.renew()
         try:
-            status = read_status(self._storage, self._run, self._open_platform, clock=self._clock, pause=self._wait)
-            record = newest_record(self._storage, self._run)
+            reader = RunReader.newest(self._storage, self._run)
+            status = read_status(reader, self._open_platform, clock=self._clock, pause=self._wait)
         except RunUnknown as error:
             if self._seen is None:
                 raise
             raise self._gone() from error
-        if Keys.of(record) != self._keys:
-            self._forget(Keys.of(record))
-        finished = find_finished(self._storage, self._keys)
+        record, finished = reader.record, reader.finished
+        if reader.keys != self._keys:
+            self._forget(reader.keys)
         if finished is None:
             self._learn_losses(record)
         else:
@@ -251,8 +251,7 @@ class Watcher:
         self._losses = dict(enumerate(record.losses, start=record.began_step))
         own = [self._reports.get(worker, {}) for worker in workers]
         for step in sorted(set.intersection(*(set(reports) for reports in own))):
-            found = [reports[step] for reports in own]
-            self._losses[step] = sum(r.loss_sum for r in found) / sum(r.samples for r in found)
+            self._losses[step] = JoinedStep.of([reports[step] for reports in own]).loss
 
     def _skipped(self, record: RunRecord) -> int:
         steps = {step for reports in self._reports.values() for step, report in reports.items() if report.skipped}

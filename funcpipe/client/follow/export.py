@@ -11,7 +11,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from funcpipe.core import RunRecord
 from funcpipe.errors import CorruptMessage, InvalidValue, KeyMissing, ModelError, RunUnknown
 from funcpipe.model.graph.reachable import reaches
 from funcpipe.model.split.module_state import Attributes, write_attributes
@@ -19,13 +18,10 @@ from funcpipe.model.split.stage import block_names, hold, of_loss
 from funcpipe.model.tensors import load_tensors, named_tensors, saved_state
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_storage
-from funcpipe.runstate.checkpoints import Checkpoints
-from funcpipe.runstate.generations import newest_record
-from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.reader import RunReader
 from funcpipe.runstate.signing import signed
 from funcpipe.training.losses import LossFunction
-from funcpipe.training.sharding import unshard
-from funcpipe.training.state import ATTRIBUTES, MODEL, StageState, merge_stages
+from funcpipe.training.state import ATTRIBUTES, MODEL, StageState
 
 _log = logging.getLogger(__name__)
 
@@ -132,8 +128,8 @@ def load_saved(run: str, *, storage: str | Storage, step: int | None = None) -> 
     own = signed(open_storage(storage) if isinstance(storage, str) else storage)
     damage = ""
     for _ in range(_LOOKUPS):
-        record = newest_record(own, run)
-        saved = _saved_steps(own, record)
+        reader = RunReader.newest(own, run)
+        record, saved = reader.record, reader.saved
         if step is not None and step not in saved:
             rule = f"must be a step that run {run} has saved: {', '.join(map(str, sorted(saved))) or 'there is none'}"
             raise InvalidValue("step", step, rule)
@@ -142,9 +138,9 @@ def load_saved(run: str, *, storage: str | Storage, step: int | None = None) -> 
                 f"run {run} has not saved its model yet, of {record.steps} steps; try again later, or train with a "
                 "shorter interval between checkpoints (--checkpoint)"
             )
-        for one in saved if step is None else {step: saved[step]}:
+        for one in saved if step is None else (step,):
             try:
-                return SavedModel(run=run, step=one, steps=record.steps, state=_load(own, record, saved[one]))
+                return SavedModel(run=run, step=one, steps=record.steps, state=reader.model(one))
             except (CorruptMessage, KeyMissing) as error:
                 _log.info("run %s: the checkpoint after step %d cannot be read: %s", run, one, error)
                 damage = str(error)
@@ -177,16 +173,3 @@ def _check_same(what: str, run: str, found: Mapping[str, Tensor], own: Mapping[s
                 f"run {run} trained another {what}: {name!r} has shape {list(tensor.shape)} there, "
                 f"{list(own[name].shape)} here; make the {what} as it was for the run"
             )
-
-
-def _saved_steps(storage: Storage, record: RunRecord) -> dict[int, list[tuple[str, ...]]]:
-    """The steps after which all stages are saved, the newest first, with the manifests of each stage."""
-    index = Checkpoints(storage, Keys.of(record), first_step=record.first_step).index()
-    stages = range(len(record.plan.stages))
-    found = {step: [index.manifests(stage, step) for stage in stages] for step in index.common_steps(len(stages))}
-    return {step: manifests for step, manifests in found.items() if all(manifests)}
-
-
-def _load(storage: Storage, record: RunRecord, manifests: list[tuple[str, ...]]) -> StageState:
-    checkpoints = Checkpoints(storage, Keys.of(record), first_step=record.first_step)
-    return merge_stages([unshard(checkpoints.load_combined(stage, own)) for stage, own in enumerate(manifests)])

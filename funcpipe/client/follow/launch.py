@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from funcpipe.client.control.commands import after_failure, after_interrupt, after_removal, before_start
 from funcpipe.client.control.stopping import end_generation, end_leftovers
-from funcpipe.client.follow.finish import billed, collect_kept, finish
+from funcpipe.client.follow.finish import billed, collect_finished, collect_kept, finish
 from funcpipe.client.follow.interruption import interrupted, saved_if_interrupted
 from funcpipe.client.follow.results import OnProgress, RunResult, ignore_progress
 from funcpipe.client.follow.standby import OncePerStep, check_not_gone, follow_as_standby
-from funcpipe.client.follow.steps import collect_finished, follow
+from funcpipe.client.follow.steps import follow
 from funcpipe.client.follow.supervisor import Supervisor
 from funcpipe.client.follow.upload import upload
 from funcpipe.client.prepare.prepared_run import PreparedRun
@@ -29,7 +29,6 @@ from funcpipe.errors import (
     Superseded,
 )
 from funcpipe.platforms.local.output import keep_client_log
-from funcpipe.runstate.finished import find_finished
 from funcpipe.runstate.functions import mark_detached, unmark_run
 from funcpipe.runstate.generations import (
     delete_generation,
@@ -42,6 +41,7 @@ from funcpipe.runstate.generations import (
 )
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import BEAT_S, Owner, owned
+from funcpipe.runstate.reader import RunReader
 from funcpipe.runstate.signing import KeyFolder, key_of
 from funcpipe.runstate.spending import spent_so_far
 
@@ -65,10 +65,10 @@ def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> 
         with _with_next_commands(prepared, kept=kept) as begun, keep_client_log(run), _owned(prepared) as owner:
             fenced, keys = _begin(prepared, owner)
             with _removed_if_it_fails(owner, run, keep=kept), _supervisor(fenced, keys, owner, keep=kept) as supervisor:
-                _start(fenced, keys, supervisor)
+                record = _start(fenced, keys, supervisor)
                 begun.set()
                 with saved_if_interrupted(fenced, keys, supervisor):
-                    result = follow(fenced, keys, supervisor, on_progress, owner)
+                    result = follow(fenced, record, supervisor, on_progress, owner)
             finish(fenced, keys, owner, result)
     except KeyboardInterrupt:
         raise interrupted(prepared, kept=kept) from None
@@ -116,9 +116,9 @@ def _watch(prepared: PreparedRun, record: RunRecord, on_progress: OnProgress) ->
             try:
                 with keep_client_log(keys.run), _owned(prepared, watches=True) as owner:
                     check_not_gone(prepared.storage, record)
-                    finished = find_finished(prepared.storage, keys)
-                    if finished is not None:
-                        return collect_kept(prepared, record, finished, unseen)
+                    reader = RunReader(prepared.storage, record)
+                    if reader.finished is not None:
+                        return collect_kept(prepared, reader, reader.finished, unseen)
                     spent = spent_so_far(prepared.storage, record)  # until now, however long others have watched
                     fenced = replace(prepared, storage=owner.storage, account=spent)
                     result = _follow_to_end(fenced, record, keys, unseen, owner)
@@ -138,12 +138,12 @@ def _follow_to_end(
 ) -> RunResult:
     """The result of the run, once the functions have ended that others have started."""
     if prepared.resumed is not None:
-        return collect_finished(prepared, record, prepared.resumed, on_progress)
+        return collect_finished(prepared, RunReader(prepared.storage, record), prepared.resumed, on_progress)
     _log.info("run %s: watches generation %d, which still runs", keys.run, keys.generation)
     with _supervisor(prepared, keys, owner) as supervisor:
         for spec in load_worker_specs(prepared.storage, keys):
             supervisor.attach(spec)
-        return follow(prepared, keys, supervisor, on_progress, owner)
+        return follow(prepared, record, supervisor, on_progress, owner)
 
 
 @contextlib.contextmanager
@@ -207,8 +207,8 @@ def _supervisor(prepared: PreparedRun, keys: Keys, owner: Owner, *, keep: bool =
     )
 
 
-def _start(prepared: PreparedRun, keys: Keys, supervisor: Supervisor, *, detached: bool = False) -> None:
-    """Upload the run and start its functions. If that fails, the run is what it was before.
+def _start(prepared: PreparedRun, keys: Keys, supervisor: Supervisor, *, detached: bool = False) -> RunRecord:
+    """Upload the run and start its functions; return its record. If that fails, the run is what it was before.
 
     Watchdogs restart the workers of a run that is `detached`, and of no other.
     """
@@ -218,7 +218,8 @@ def _start(prepared: PreparedRun, keys: Keys, supervisor: Supervisor, *, detache
         for spec in upload(prepared, keys):
             write_payload(prepared.storage, keys, spec)
             supervisor.start(spec)
-        write_record(prepared.storage, keys, _record(prepared, keys))
+        record = _record(prepared, keys)
+        write_record(prepared.storage, keys, record)
         if detached:
             mark_detached(prepared.storage, keys, prepared.platform.wrap_key(key_of(KeyFolder(), keys).text))
     except BaseException:
@@ -228,6 +229,7 @@ def _start(prepared: PreparedRun, keys: Keys, supervisor: Supervisor, *, detache
         raise
     if prepared.resumed is not None:
         end_generation(prepared.storage, prepared.resumed.keys, prepared.reopen)
+    return record
 
 
 def _record(prepared: PreparedRun, keys: Keys) -> RunRecord:

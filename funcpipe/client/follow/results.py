@@ -12,9 +12,6 @@ from funcpipe.core import (
     DEFAULT_STORES,
     Bill,
     CountsByKind,
-    Event,
-    Events,
-    Plan,
     PlatformSpec,
     Source,
     Stores,
@@ -30,18 +27,12 @@ from funcpipe.core.summary import HasSummary, Summary, curve
 from funcpipe.core.texts import counted, number_text, usd_text
 from funcpipe.errors import InvalidValue, RunUnknown
 from funcpipe.model.split.module_state import Attributes
-from funcpipe.platforms.base import Storage
 from funcpipe.platforms.function_group import WatchedFunction
-from funcpipe.runstate.checkpoints import Checkpoints
-from funcpipe.runstate.documents import readable_documents
-from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.reports import ValidationKeys
-from funcpipe.runstate.spending import lasted_s, reported_requests, request_usd, worker_reports
-from funcpipe.runstate.validations import BestModel
+from funcpipe.runstate.reader import RunReader
+from funcpipe.runstate.spending import reported_requests, request_usd, spent_so_far
 from funcpipe.scheduler.clocks import aligned
 from funcpipe.training.losses import LossFunction
-from funcpipe.training.sharding import unshard
-from funcpipe.training.state import MODEL, StageState, merge_stages, tensor_names
+from funcpipe.training.state import MODEL, StageState, tensor_names
 
 
 def result_summary(result: "RunResult") -> Summary:
@@ -173,9 +164,7 @@ class RunResult(HasSummary):
 
 
 def collect(
-    storage: Storage,
-    keys: Keys,
-    plan: Plan,
+    reader: RunReader,
     prices: PlatformSpec,
     *,
     steps: int,
@@ -183,33 +172,32 @@ def collect(
     skipped_steps: tuple[int, ...] = (),
     watched: Sequence[WatchedFunction] = (),
     trained: StageState | None = None,
-    earlier_usd: float,
     validations: tuple[ValidationReport, ...] = (),
     outputs: Mapping[str, Tensor] | None = None,
 ) -> RunResult:
-    """The result of a run whose workers have all done `steps` steps; before it was resumed, it had cost `earlier_usd`.
+    """The result of a run whose workers have all done `steps` steps.
 
     The bill counts all functions of the run, those too that this client has not `watched`, but not this client's own
     requests, which are not over yet (`Bill.with_client`). What was learned is read from storage unless it is `trained`,
     and so is the best model of its `validations`.
     """
-    reports = worker_reports(storage, keys)
-    functions = [*watched, *unwatched_functions(storage, keys, watched)]
-    trained = trained or load_trained(storage, keys, len(plan.stages), steps)
-    best = best_state(storage, keys, len(plan.stages), validations)
+    storage, keys, record, reports = reader.storage, reader.keys, reader.record, reader.workers
+    functions, stores = [*watched, *unwatched_functions(storage, keys, watched)], record.plan.stores
+    trained, best = trained or reader.model(steps), reader.best(validations)
+    lasts_s = spent_so_far(storage, record).elapsed_s - record.elapsed_s if prices.stores_usd_h(stores) else 0.0
     return RunResult(
         run=keys.run,
         losses=losses,
         tensors=trained.state_dict(),
-        trace=load_trace(storage, keys, plan, prices),
+        trace=load_trace(reader, prices),
         bill=bill(
             functions,
             reports,
             reported_requests(storage, keys, reports),
             prices,
-            stores=plan.stores,
-            lasted_s=lasted_s(storage, keys) if prices.stores_usd_h(plan.stores) else 0.0,
-            earlier_usd=earlier_usd,
+            stores=stores,
+            lasted_s=lasts_s,
+            earlier_usd=record.spent_usd,
         ),
         workers=reports,
         attributes=trained.attributes(),
@@ -287,48 +275,15 @@ NOTHING_LEARNED = StageState(tensors={}, aliases={}, transient=frozenset(), sett
 """The state of a run that has only evaluated."""
 
 
-def best_state(
-    storage: Storage, keys: Keys, stages: int, validations: tuple[ValidationReport, ...]
-) -> StageState | None:
-    """The best model of a run that was validated, if all of its stages are kept."""
-    step, model = validations[-1].best_step if validations else None, BestModel(storage, ValidationKeys.of(keys))
-    if step is None:
-        return None
-    states = [model.load(stage, step) for stage in range(stages)]
-    found = [state for state in states if state is not None]
-    return merge_stages(found) if len(found) == stages else None
-
-
-def load_trained(storage: Storage, keys: Keys, stages: int, steps: int) -> StageState:
-    """The state of the whole model after `steps` steps. Raises RunUnknown if it was not saved."""
-    checkpoints = Checkpoints(storage, keys)
-    listing = checkpoints.index()
-    names = [listing.manifests(stage, steps) for stage in range(stages)]
-    if not all(names):
-        raise RunUnknown(f"run {keys.run} has left no checkpoint after its last step, {steps}")
-    return merge_stages([unshard(checkpoints.load_combined(stage, own)) for stage, own in enumerate(names)])
-
-
-def load_trace(storage: Storage, keys: Keys, plan: Plan, prices: PlatformSpec) -> Trace:
-    """The events of the last steps, by one clock that begins at second 0; of a step that was done again, the last."""
-    newest: dict[tuple[int, int, int], tuple[int, list[Event]]] = {}
-    samples: dict[int, int] = {}
-    for document in readable_documents(storage, Events, storage.list(keys.traces)):
-        samples |= document.samples
-        for event in document.events:
-            place = (event.stage, event.replica, event.step)
-            attempt, events = newest.setdefault(place, (event.attempt, []))
-            if event.attempt > attempt:
-                newest[place] = (event.attempt, [event])
-            elif event.attempt == attempt:
-                events.append(event)
-    found = [event for _, events in newest.values() for event in events]
+def load_trace(reader: RunReader, prices: PlatformSpec) -> Trace:
+    """The events of the last steps, by one clock that begins at second 0."""
+    events, samples = reader.events()
     return Trace(
-        run=keys.run,
+        run=reader.keys.run,
         source=Source.EXECUTED,
-        events=aligned(found),
-        prices=prices_of(plan, prices),
-        samples=dict(sorted(samples.items())),
+        events=aligned(events),
+        prices=prices_of(reader.record.plan, prices),
+        samples=samples,
     ).from_zero()
 
 

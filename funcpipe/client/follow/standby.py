@@ -14,7 +14,7 @@ from funcpipe.platforms.base import Storage
 from funcpipe.runstate.generations import find_record
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import BEAT_S, Ownership, OwnerWatch
-from funcpipe.runstate.reports import StepReader
+from funcpipe.runstate.reports import JoinedStep, StepReader
 from funcpipe.runstate.spending import spent_so_far
 
 
@@ -50,23 +50,21 @@ def follow_as_standby(storage: Storage, record: RunRecord, on_progress: OnProgre
 
     Nothing is written meanwhile.
     """
-    losses, polls = list(record.losses), StepPolls(BEAT_S)
-    reader, owner = StepReader(storage, Keys.of(record)), _OwnerCheck(storage, record)
+    polls, reader, owner = StepPolls(BEAT_S), StepReader(storage, Keys.of(record)), _OwnerCheck(storage, record)
     for step in itertools.count(record.first_step):
         with contextlib.suppress(_OwnerGone):
             reports, waited = polls.until(functools.partial(_reports, reader, record, step), owner.check)
             polls.step_ended(waited=waited)
-            losses.append(sum(report.loss_sum for report in reports) / sum(report.samples for report in reports))
-            account = spent_so_far(storage, record)
+            joined, account = JoinedStep.of(reports), spent_so_far(storage, record)
             on_progress(
                 Progress(
                     step=step + 1,
                     steps=record.steps,
-                    loss=losses[-1],
+                    loss=joined.loss,
                     samples_per_s=0.0,
                     cost_usd=account.spent_usd + account.requests_usd,
                     elapsed_s=account.elapsed_s,
-                    learning_rate=reports[0].learning_rate,
+                    learning_rate=joined.learning_rate,
                 )
             )
             continue

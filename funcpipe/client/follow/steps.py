@@ -3,7 +3,7 @@
 import functools
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from typing import TypeVar
 
@@ -23,9 +23,9 @@ from funcpipe.platforms.base import Storage
 from funcpipe.runstate.halt import too_expensive
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import Owner
+from funcpipe.runstate.reader import RunReader
 from funcpipe.runstate.replica_marks import last_differences
-from funcpipe.runstate.reports import StepReader, ValidationKeys, find_report, load_reports
-from funcpipe.runstate.resume import ResumePoint
+from funcpipe.runstate.reports import JoinedStep, StepReader, ValidationKeys, find_report
 from funcpipe.runstate.validations import get_part
 
 _log = logging.getLogger(__name__)
@@ -100,17 +100,15 @@ class Validations:
     """The reports of one run's validations, waited for when due."""
 
     def __init__(
-        self, prepared: PreparedRun, keys: Keys, supervisor: Supervisor, owner: Owner, polls: StepPolls
+        self, prepared: PreparedRun, record: RunRecord, supervisor: Supervisor, owner: Owner, polls: StepPolls
     ) -> None:
         self._prepared = prepared
-        self._keys = ValidationKeys.of(keys)
+        self._keys = ValidationKeys.of(record)
         self._supervisor = supervisor
         self._owner = owner
         self._polls = polls
-        record = prepared.running
-        known = prepared.validations if record is None else record.validations
-        self._known = max((report.step for report in known), default=-1)
-        self._began_step = prepared.began_step if record is None else record.began_step
+        self._known = max((report.step for report in record.validations), default=-1)
+        self._began_step = record.began_step
 
     def after(self, step: int) -> ValidationReport | None:
         """The report of the validation after `step` steps, once there is one; None if none is due, or it is known.
@@ -160,14 +158,14 @@ def load_outputs(storage: Storage, keys: Keys, job: Job) -> dict[str, Tensor]:
 
 
 def follow(
-    prepared: PreparedRun, keys: Keys, supervisor: Supervisor, on_progress: OnProgress, owner: Owner
+    prepared: PreparedRun, record: RunRecord, supervisor: Supervisor, on_progress: OnProgress, owner: Owner
 ) -> RunResult:
     """Watch the run step by step until all its workers have ended; return its result."""
-    job, known, reader = prepared.job, prepared.running or prepared.resumed, StepReader(prepared.storage, keys)
+    job, keys = prepared.job, Keys.of(record)
+    reader = StepReader(prepared.storage, keys)
     polls, budget = StepPolls(prepared.faults.heartbeat_s), ClientBudget(prepared, keys)
-    due = Validations(prepared, keys, supervisor, owner, polls)
-    steps, progress, ended = _Steps(known), None, job.steps
-    validations = list(known.validations) if known is not None else []
+    due = Validations(prepared, record, supervisor, owner, polls)
+    steps, progress, ended, validations = _Steps(record), None, job.steps, list(record.validations)
 
     def stops_after(step: int) -> bool:
         if (report := due.after(step)) is None:
@@ -177,7 +175,7 @@ def follow(
             on_progress(replace(progress, validation=report))
         return report.stop
 
-    for step in range((prepared.running or prepared).first_step, job.steps):
+    for step in range(record.first_step, job.steps):
         if stops_after(step):
             ended = step
             break
@@ -185,32 +183,30 @@ def follow(
         supervisor.step_ended()
         cost_usd = supervisor.cost_usd() + supervisor.requests_usd()
         budget.keep(cost_usd, done=step + 1, step_s=polls.step_s)
-        steps.add(step, reports, waited=waited)
+        joined = JoinedStep.of(reports)
+        steps.add(step, joined, waited=waited)
         progress = Progress(
             step=step + 1,
             steps=job.steps,
-            loss=steps.losses[-1],
+            loss=joined.loss,
             samples_per_s=steps.samples_per_s(),
             cost_usd=cost_usd,
             elapsed_s=supervisor.elapsed_s(),
             skipped=len(steps.skipped),
-            learning_rate=reports[0].learning_rate,
+            learning_rate=joined.learning_rate,
         )
         on_progress(progress)
     else:
         stops_after(job.steps)
     supervisor.wait(job.message_deadline_s)
-    _compare_replicas(prepared, keys, ended)
+    compare_replicas(prepared, keys, ended)
     return collect(
-        prepared.storage,
-        keys,
-        job.plan,
+        RunReader(prepared.storage, record),
         job.prices,
         steps=ended,
         losses=tuple(steps.losses),
         skipped_steps=tuple(steps.skipped),
         watched=supervisor.functions(),
-        earlier_usd=(prepared.running or prepared.account).spent_usd,
         validations=tuple(validations),
         trained=None if job.epochs else NOTHING_LEARNED,
         outputs=load_outputs(prepared.storage, keys, job),
@@ -218,21 +214,19 @@ def follow(
 
 
 class _Steps:
-    """The steps that have ended, those that are `known` of earlier generations included: losses, and how fast."""
+    """The steps that have ended, those of earlier generations included: losses, and how fast."""
 
-    def __init__(self, known: RunRecord | ResumePoint | None) -> None:
-        self.losses = [] if known is None else list(known.losses)
-        self.skipped = [] if known is None else list(known.skipped_steps)
+    def __init__(self, record: RunRecord) -> None:
+        self.losses, self.skipped = list(record.losses), list(record.skipped_steps)
         self._samples = 0
         self._began_s: float | None = None
 
-    def add(self, step: int, reports: Sequence[StepReport], *, waited: bool) -> None:
-        """Add the reports of `step`, which had to be `waited` for unless it ended before this client looked."""
-        samples = sum(report.samples for report in reports)
-        self.losses.append(sum(report.loss_sum for report in reports) / samples)
-        self.skipped += [step] if any(report.skipped for report in reports) else []
+    def add(self, step: int, joined: JoinedStep, *, waited: bool) -> None:
+        """Add `step`, which had to be `waited` for unless it ended before this client looked."""
+        self.losses.append(joined.loss)
+        self.skipped += [step] if joined.skipped else []
         if self._began_s is not None:
-            self._samples += samples
+            self._samples += joined.samples
         elif waited:  # the first step that this client saw end: from here on it knows how fast the run is
             self._began_s = time.monotonic()
 
@@ -271,43 +265,7 @@ class ClientBudget:
             order_end(self._storage, self._keys, done=done, notice=notice, reason=too_expensive(self._max_usd))
 
 
-def collect_finished(prepared: PreparedRun, record: RunRecord, end: ResumePoint, on_progress: OnProgress) -> RunResult:
-    """The result of a run whose functions have done all its steps and ended. `end` is what they had learned by then."""
-    keys, account = Keys.of(record), prepared.account
-    reports = load_reports(prepared.storage, ValidationKeys.of(record))
-    validations = (*record.validations, *(report for report in reports if report.step <= end.step))
-    validated = {report.step: report for report in reports}
-    for step in range(record.first_step, end.step):
-        progress = Progress(
-            step=step + 1,
-            steps=record.steps,
-            loss=end.losses[step - record.began_step],
-            samples_per_s=0.0,
-            cost_usd=account.spent_usd + account.requests_usd,
-            elapsed_s=account.elapsed_s,
-            skipped=sum(number <= step for number in end.skipped_steps),
-            learning_rate=end.learning_rates.get(step),
-        )
-        on_progress(progress)
-        if progress.step in validated:
-            on_progress(replace(progress, validation=validated[progress.step]))
-    _compare_replicas(prepared, keys, end.step)
-    return collect(
-        prepared.storage,
-        keys,
-        prepared.job.plan,
-        prepared.job.prices,
-        steps=record.steps,
-        losses=end.losses,
-        skipped_steps=end.skipped_steps,
-        trained=end.state if prepared.job.epochs else NOTHING_LEARNED,
-        outputs=load_outputs(prepared.storage, keys, prepared.job),
-        earlier_usd=record.spent_usd,
-        validations=validations,
-    )
-
-
-def _compare_replicas(prepared: PreparedRun, keys: Keys, steps: int) -> None:
+def compare_replicas(prepared: PreparedRun, keys: Keys, steps: int) -> None:
     """Warn of replicas that differ at the end from the first one of their stage, which is the result."""
     if not steps:
         return

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from funcpipe.core import checks, worker_name
+from funcpipe.core import checks
 from funcpipe.core.loss_model import InverseLoss, Matrix, WeightedLoss
 from funcpipe.errors import DataError, FormatError, RunUnknown
 from funcpipe.platforms.base import Storage
@@ -217,32 +217,15 @@ def run_curve(run: str, *, storage: str | Storage) -> LossCurve:
     Raises RunUnknown, or RunKeyMissing for a run of another machine.
     """
     from funcpipe.platforms.catalog import open_storage
-    from funcpipe.runstate.finished import find_finished
-    from funcpipe.runstate.generations import newest_record
-    from funcpipe.runstate.keys import Keys
-    from funcpipe.runstate.reports import load_reported
+    from funcpipe.runstate.reader import RunReader
     from funcpipe.runstate.signing import signed
 
-    own = signed(open_storage(storage) if isinstance(storage, str) else storage)
-    record = newest_record(own, run)
-    keys, finished = Keys.of(record), find_finished(own, Keys.of(record))
-    losses = list(record.losses)
-    if finished is not None:
-        losses = list(finished.losses)
-    else:
-        last = len(record.plan.stages) - 1
-        reported = [
-            load_reported(own, keys, worker_name(last, replica)).reports for replica in range(record.plan.replicas)
-        ]
-        step = record.first_step
-        while all(step in reports for reports in reported):
-            own_reports = [reports[step] for reports in reported]
-            losses.append(sum(one.loss_sum for one in own_reports) / sum(one.samples for one in own_reports))
-            step += 1
+    reader = RunReader.newest(signed(open_storage(storage) if isinstance(storage, str) else storage), run)
+    record, losses = reader.record, reader.losses
     if not losses:
         raise RunUnknown(f"run {run} has reported no loss yet; try again later")
     steps = tuple(float(step) for step in range(record.began_step + 1, record.began_step + len(losses) + 1))
-    return LossCurve(steps=steps, losses=tuple(losses), batch=record.plan.global_batch)
+    return LossCurve(steps=steps, losses=losses, batch=record.plan.global_batch)
 
 
 def file_curve(path: str | os.PathLike[str], *, batch: float, run: str | None = None) -> LossCurve:

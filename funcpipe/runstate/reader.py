@@ -1,0 +1,173 @@
+"""A run as its storage has it: what status, watch, follow, resume, export and results know, they ask here.
+
+A reader is a view of one moment: each part is read when it is first asked for, and once. For what has changed since,
+make another.
+"""
+
+import functools
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from funcpipe.core import Event, Events, FinishedRun, RunRecord, ValidationReport, WorkerReport, worker_name
+from funcpipe.errors import RunUnknown
+from funcpipe.platforms.base import Storage
+from funcpipe.runstate.checkpoint_index import CheckpointIndex, read_index
+from funcpipe.runstate.documents import readable_documents
+from funcpipe.runstate.finished import ended_step, find_finished
+from funcpipe.runstate.generations import newest_record
+from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.reports import JoinedStep, ValidationKeys, load_reported, load_reports, newest_report
+from funcpipe.runstate.spending import worker_reports
+
+if TYPE_CHECKING:
+    from funcpipe.training.state import StageState
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class History:
+    """The mean loss of each step from where the run has begun, the numbers of those that updated nothing, and the
+    learning rates of the newest generation's steps, as far as they were reported.
+    """
+
+    losses: tuple[float, ...] = ()
+    skipped_steps: tuple[int, ...] = ()
+    learning_rates: Mapping[int, float] = field(default_factory=dict)
+
+
+class RunReader:
+    """Reads the generation of a run that `record` describes from `storage`, which is signed."""
+
+    def __init__(self, storage: Storage, record: RunRecord) -> None:
+        self.storage = storage
+        self.record = record
+        self.keys = Keys.of(record)
+
+    @classmethod
+    def newest(cls, storage: Storage, run: str) -> "RunReader":
+        """Return a reader of the newest generation of `run` that counts. Raises RunUnknown, or CorruptMessage."""
+        return cls(storage, newest_record(storage, run))
+
+    @functools.cached_property
+    def finished(self) -> FinishedRun | None:
+        """The kept part of a run that has finished and was collected, or None. Raises CorruptMessage."""
+        return find_finished(self.storage, self.keys)
+
+    @functools.cached_property
+    def steps(self) -> dict[int, JoinedStep]:
+        """The steps of this generation that any replica of the last stage has reported, in order."""
+        last, replicas = len(self.record.plan.stages) - 1, self.record.plan.replicas
+        own = [load_reported(self.storage, self.keys, worker_name(last, r)).reports for r in range(replicas)]
+        numbers = sorted(set().union(*own))
+        return {step: JoinedStep.of([reports[step] for reports in own if step in reports]) for step in numbers}
+
+    @functools.cached_property
+    def losses(self) -> tuple[float, ...]:
+        """The mean loss of each step that all replicas have reported, from where the run has begun."""
+        if self.finished is not None:
+            return self.finished.losses
+        losses, step, replicas = list(self.record.losses), self.record.first_step, self.record.plan.replicas
+        while step in self.steps and self.steps[step].replicas == replicas:
+            losses.append(self.steps[step].loss)
+            step += 1
+        return tuple(losses)
+
+    def history(self, step: int) -> History:
+        """Return what the first `step` steps have left: of a loss that only some replicas have left, the mean of
+        theirs; NaN of one that can be read nowhere.
+        """
+        if self.finished is not None:
+            return History(losses=self.finished.losses, skipped_steps=self.finished.skipped_steps)
+        record = self.record
+        losses = list(record.losses[: step - record.began_step])
+        skipped = [number for number in record.skipped_steps if number < step]
+        for number in range(record.began_step + len(losses), step):
+            joined = self.steps.get(number) or JoinedStep.of(())
+            if joined.replicas < record.plan.replicas:
+                _log.warning("run %s: the loss of step %d is that of %d replicas", record.run, number, joined.replicas)
+            losses.append(joined.loss)
+            skipped += [number] if joined.skipped else []
+        rates = {n: own.learning_rate for n, own in self.steps.items() if own.learning_rate is not None}
+        return History(losses=tuple(losses), skipped_steps=tuple(skipped), learning_rates=rates)
+
+    @property
+    def ended_step(self) -> int | None:
+        """The steps after which the run has finished; None if it has not."""
+        return None if self.finished is None else ended_step(self.record, self.finished.losses)
+
+    @functools.cached_property
+    def validations(self) -> tuple[ValidationReport, ...]:
+        """The reports of this generation's validations, in the order of their steps."""
+        return load_reports(self.storage, ValidationKeys.of(self.record))
+
+    @functools.cached_property
+    def newest_validation(self) -> ValidationReport | None:
+        """The newest report of the run's validations, if there is one that can be read."""
+        newest = newest_report(self.storage, ValidationKeys.of(self.record))
+        return newest or next(reversed(self.record.validations), None)
+
+    @functools.cached_property
+    def workers(self) -> tuple[WorkerReport, ...]:
+        """The reports of all functions that could make one before they ended."""
+        return worker_reports(self.storage, self.keys)
+
+    @functools.cached_property
+    def index(self) -> CheckpointIndex:
+        """The index of checkpoints."""
+        return read_index(self.storage, self.keys, first_step=self.record.first_step)
+
+    @functools.cached_property
+    def saved(self) -> dict[int, list[tuple[str, ...]]]:
+        """The steps after which all stages are saved, the newest first, with the manifests of each stage."""
+        stages = range(len(self.record.plan.stages))
+        steps = self.index.common_steps(len(stages))
+        found = {step: [self.index.manifests(stage, step) for stage in stages] for step in steps}
+        return {step: manifests for step, manifests in found.items() if all(manifests)}
+
+    def model(self, step: int) -> "StageState":
+        """Return the whole model after `step` steps. Raises RunUnknown if it was not saved, CorruptMessage if damaged."""
+        from funcpipe.runstate.checkpoints import Checkpoints
+        from funcpipe.training.sharding import unshard
+        from funcpipe.training.state import merge_stages
+
+        if step not in self.saved:
+            raise RunUnknown(f"run {self.keys.run} has left no checkpoint after its last step, {step}")
+        checkpoints = Checkpoints(self.storage, self.keys)
+        manifests = enumerate(self.saved[step])
+        return merge_stages([unshard(checkpoints.load_combined(stage, own)) for stage, own in manifests])
+
+    def best(self, validations: Sequence[ValidationReport]) -> "StageState | None":
+        """Return the best model of these `validations`, if all of its stages are kept."""
+        from funcpipe.runstate.validations import BestModel
+        from funcpipe.training.state import merge_stages
+
+        step, model = (
+            validations[-1].best_step if validations else None,
+            BestModel(self.storage, ValidationKeys.of(self.record)),
+        )
+        if step is None:
+            return None
+        states = [model.load(stage, step) for stage in range(len(self.record.plan.stages))]
+        found = [state for state in states if state is not None]
+        return merge_stages(found) if len(found) == len(states) else None
+
+    def events(self) -> tuple[list[Event], dict[int, int]]:
+        """Return the events of the last steps, by their functions' clocks, and the samples of each step.
+
+        Of a step that was done again, the last attempt's count.
+        """
+        newest: dict[tuple[int, int, int], tuple[int, list[Event]]] = {}
+        samples: dict[int, int] = {}
+        for document in readable_documents(self.storage, Events, self.storage.list(self.keys.traces)):
+            samples |= document.samples
+            for event in document.events:
+                place = (event.stage, event.replica, event.step)
+                attempt, events = newest.setdefault(place, (event.attempt, []))
+                if event.attempt > attempt:
+                    newest[place] = (event.attempt, [event])
+                elif event.attempt == attempt:
+                    events.append(event)
+        return [event for _, events in newest.values() for event in events], dict(sorted(samples.items()))
