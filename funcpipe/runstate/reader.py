@@ -128,7 +128,7 @@ class RunReader:
         return {step: manifests for step, manifests in found.items() if all(manifests)}
 
     def model(self, step: int) -> "StageState":
-        """Return the whole model after `step` steps. Raises RunUnknown if it was not saved, CorruptMessage if damaged."""
+        """Return the whole model after `step` steps. Raises RunUnknown if it was not saved; CorruptMessage."""
         from funcpipe.runstate.checkpoints import Checkpoints
         from funcpipe.training.sharding import unshard
         from funcpipe.training.state import merge_stages
