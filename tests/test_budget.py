@@ -28,7 +28,7 @@ ROOMS = {
     "cli": Size(1944, 12, 106),
     "client": Size(4272, 47, 183),
     "comm": Size(1064, 21, 45),
-    "core": Size(3057, 122, 207),
+    "core": Size(3054, 123, 208),
     "data": Size(524, 17, 18),
     "examples": Size(24, 0, 4),
     "loggers": Size(348, 5, 7),

@@ -1,5 +1,6 @@
 """The cost of a run: what it has cost so far, and its bill, of functions and of each store by kind of object."""
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar
@@ -155,15 +156,20 @@ class RunAccount:
 
     def store(self, kind: str) -> StoreSpec:
         """Return the prices of the store that objects of `kind` are in."""
-        return self.stores.get(kind) or StoreSpec(
-            name=DEFAULT,
-            what="the default store",
-            latency_s=0.0,
-            price_put_usd=self.put_usd,
-            price_get_usd=self.get_usd,
-            price_empty_get_usd=self.empty_get_usd,
-        )
+        return self.stores.get(kind) or _default_store(self.put_usd, self.get_usd, self.empty_get_usd)
 
     def counted_usd(self, counts: CountsByKind) -> float:
         """Return dollars for the requests and the bytes in `counts`."""
         return counts.usd(self.store)
+
+
+@functools.lru_cache(maxsize=64)
+def _default_store(put_usd: float, get_usd: float, empty_get_usd: float) -> StoreSpec:
+    return StoreSpec(
+        name=DEFAULT,
+        what="the default store",
+        latency_s=0.0,
+        price_put_usd=put_usd,
+        price_get_usd=get_usd,
+        price_empty_get_usd=empty_get_usd,
+    )

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from funcpipe.core import checks
-from funcpipe.core.stores import AUTO, DEFAULT, DEFAULT_STORES, GB, KINDS, CountsByKind, Stores, StoreSpec
+from funcpipe.core.stores import AUTO, DEFAULT, DEFAULT_STORES, GB, KINDS, CountsByKind, Stores, StoreSpec, StoreTerms
 from funcpipe.errors import InvalidValue
 
 MB = 1024 * 1024  # of function memory, as the platforms count it
 
 
-_PRICES = ("price_put_usd", "price_get_usd", "price_invocation_usd", "price_traffic_usd_gb")
-_POSITIVE = ("shared_bytes_s", "lifetime_s", "shared_cores", "base_memory_bytes", "puts_s", "gets_s", "largest_bytes")
+_NOT_NEGATIVE = ("price_invocation_usd", "price_traffic_usd_gb", "cold_start_s")
+_POSITIVE = ("lifetime_s", "shared_cores", "base_memory_bytes")
 
 LIST_KEYS = 1000
 """The largest number of keys that one listing returns, as in S3 and OSS."""
@@ -54,7 +54,7 @@ class FunctionSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlatformSpec:
+class PlatformSpec(StoreTerms):
     """A platform in one region: sizes in ascending order of memory, and what holds for all of them.
 
     Every storage operation takes `latency_s` before its bytes move. `contention` (at least 1) is how much
@@ -64,7 +64,6 @@ class PlatformSpec:
     A cold start lasts from the invocation to the first task, torch is loaded by then; `cold_start_s` is that of the
     slowest size, which hand-overs and restarts reckon with.
 
-    Asking for an object that is not there costs `price_empty_get_usd`, or as much as any other get if that is None.
     A GB that leaves the region costs `price_traffic_usd_gb`, free allowances aside, as what a client downloads does.
 
     What is not known of the region is `borrowed`: it maps groups such as "functions" and "traffic" to the region that
@@ -86,11 +85,7 @@ class PlatformSpec:
     as_of: str
     source: str
     sizes: tuple[FunctionSize, ...]
-    latency_s: float
     contention: float
-    shared_bytes_s: float | None
-    price_put_usd: float
-    price_get_usd: float
     price_invocation_usd: float
     lifetime_s: float | None
     cold_start_s: float
@@ -98,28 +93,23 @@ class PlatformSpec:
     max_payload_bytes: int
     shared_cores: int | None = None
     base_memory_bytes: int | None = None
-    price_empty_get_usd: float | None = None
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
     stores: tuple[StoreSpec, ...] = ()
-    puts_s: float | None = None
-    gets_s: float | None = None
-    largest_bytes: int | None = None
     price_traffic_usd_gb: float = 0.0
     borrowed: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
+        StoreTerms.__post_init__(self)
         checks.filled("sizes", self.sizes)
         checks.distinct("stores", [DEFAULT, AUTO, *(store.name for store in self.stores)])
         checks.distinct("sizes", [size.name for size in self.sizes])
         memory = [size.memory_mb for size in self.sizes]
         if memory != sorted(memory):
             raise InvalidValue("sizes", memory, "must be in ascending order of memory_mb")
-        for name in (*_PRICES, "latency_s", "cold_start_s"):
+        for name in _NOT_NEGATIVE:
             checks.at_least(name, getattr(self, name), 0)
         for name in ("contention", "max_functions", "max_payload_bytes"):
             checks.at_least(name, getattr(self, name), 1)
-        if self.price_empty_get_usd is not None:
-            checks.at_least("price_empty_get_usd", self.price_empty_get_usd, 0)
         for name in _POSITIVE:
             if getattr(self, name) is not None:
                 checks.positive(name, getattr(self, name))
@@ -127,15 +117,6 @@ class PlatformSpec:
         _check_keys("sources", self.sources, known, "must name fields of a platform or of its sizes")
         groups = (*PRICED, BANDWIDTH, STORES)
         _check_keys("borrowed", self.borrowed, {*groups}, f"must be some of {', '.join(groups)}")
-
-    @property
-    def empty_get_usd(self) -> float:
-        """Dollars for asking for an object that is not there."""
-        return self.price_get_usd if self.price_empty_get_usd is None else self.price_empty_get_usd
-
-    def request_usd(self, puts: float, gets: float, empty_gets: float = 0) -> float:
-        """Return dollars for storage requests; `empty_gets`, among the gets, found no object."""
-        return puts * self.price_put_usd + (gets - empty_gets) * self.price_get_usd + empty_gets * self.empty_get_usd
 
     def traffic_usd(self, downloaded_bytes: float) -> float:
         """Return dollars for bytes that leave the region, as all that a client outside reads; uploads are free."""
@@ -173,19 +154,8 @@ class PlatformSpec:
     def store(self, name: str) -> StoreSpec:
         """Return the store called `name`, "default" among them; raises InvalidValue with the names of all stores."""
         if name == DEFAULT:
-            return StoreSpec(
-                name=DEFAULT,
-                what=f"the storage of {self.name}",
-                latency_s=self.latency_s,
-                price_put_usd=self.price_put_usd,
-                price_get_usd=self.price_get_usd,
-                price_empty_get_usd=self.price_empty_get_usd,
-                shared_bytes_s=self.shared_bytes_s,
-                puts_s=self.puts_s,
-                gets_s=self.gets_s,
-                largest_bytes=self.largest_bytes,
-                durable=True,
-            )
+            terms = {item.name: getattr(self, item.name) for item in fields(StoreTerms)}
+            return StoreSpec(name=DEFAULT, what=f"the storage of {self.name}", durable=True, **terms)
         for store in self.stores:
             if store.name == name:
                 return store

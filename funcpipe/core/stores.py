@@ -85,51 +85,72 @@ _PRICES = ("price_put_usd", "price_get_usd", "price_sent_usd_gb", "price_receive
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StoreSpec:
-    """One store that functions of a platform can reach.
+class StoreTerms:
+    """The latency, prices of requests and limits of a store: of one by its name, or of the default one of a platform.
 
-    Every operation takes `latency_s` before its bytes move. One function moves at most `bytes_s` in each direction, and
-    all together at most `shared_bytes_s`; None means that only the function's own link limits it. Besides requests it
-    may cost by the GB, sent to it or received from it, and `price_usd_h` for every hour that it is there. It takes at
-    most `puts_s` and `gets_s` requests a second below one prefix, and objects of at most `largest_bytes`. What a
-    `durable` store has acknowledged outlives its servers. Asking for what is not there costs `price_empty_get_usd`, or
-    as much as any other get if that is None. `sources` tells where each value was published or measured.
+    All functions together move at most `shared_bytes_s` in each direction; None means that only the function's own link
+    limits it. It takes at most `puts_s` and `gets_s` requests a second below one prefix, and objects of at most
+    `largest_bytes`. Asking for what is not there costs `price_empty_get_usd`, or as much as any other get if that is
+    None.
     """
 
-    name: str
-    what: str
     latency_s: float
     price_put_usd: float
     price_get_usd: float
     price_empty_get_usd: float | None = None
-    price_sent_usd_gb: float = 0.0
-    price_received_usd_gb: float = 0.0
-    price_usd_h: float = 0.0
-    bytes_s: float | None = None
     shared_bytes_s: float | None = None
     puts_s: float | None = None
     gets_s: float | None = None
     largest_bytes: int | None = None
-    durable: bool = False
-    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
-        for name in ("latency_s", *_PRICES):
+        for name in ("latency_s", "price_put_usd", "price_get_usd"):
             checks.at_least(name, getattr(self, name), 0)
         if self.price_empty_get_usd is not None:
             checks.at_least("price_empty_get_usd", self.price_empty_get_usd, 0)
-        for name in ("bytes_s", "shared_bytes_s", "puts_s", "gets_s", "largest_bytes"):
+        for name in ("shared_bytes_s", "puts_s", "gets_s", "largest_bytes"):
             if getattr(self, name) is not None:
                 checks.positive(name, getattr(self, name))
-        known = {item.name for item in fields(StoreSpec)}
-        for name in self.sources:
-            if name not in known:
-                raise InvalidValue("sources", name, "must name fields of a store")
 
     @property
     def empty_get_usd(self) -> float:
         """Dollars for asking for an object that is not there."""
         return self.price_get_usd if self.price_empty_get_usd is None else self.price_empty_get_usd
+
+    def request_usd(self, puts: float, gets: float, empty_gets: float = 0) -> float:
+        """Return dollars for requests; `empty_gets`, among the gets, found no object."""
+        return puts * self.price_put_usd + (gets - empty_gets) * self.price_get_usd + empty_gets * self.empty_get_usd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreSpec(StoreTerms):
+    """One store that functions of a platform can reach.
+
+    One function moves at most `bytes_s` in each direction; None means that only its own link limits it. Besides
+    requests it may cost by the GB, sent to it or received from it, and `price_usd_h` for every hour that it is there.
+    What a `durable` store has acknowledged outlives its servers. `sources` tells where each value was published or
+    measured.
+    """
+
+    name: str
+    what: str
+    price_sent_usd_gb: float = 0.0
+    price_received_usd_gb: float = 0.0
+    price_usd_h: float = 0.0
+    bytes_s: float | None = None
+    durable: bool = False
+    sources: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+    def __post_init__(self) -> None:
+        StoreTerms.__post_init__(self)
+        for name in _PRICES:
+            checks.at_least(name, getattr(self, name), 0)
+        if self.bytes_s is not None:
+            checks.positive("bytes_s", self.bytes_s)
+        known = {item.name for item in fields(StoreSpec)}
+        for name in self.sources:
+            if name not in known:
+                raise InvalidValue("sources", name, "must name fields of a store")
 
     @property
     def has_price(self) -> bool:
@@ -146,10 +167,6 @@ class StoreSpec:
         empty_usd = self.price_empty_get_usd
         prices = {name: factor * getattr(self, name) for name in _PRICES}
         return replace(self, **prices, price_empty_get_usd=empty_usd and factor * empty_usd)
-
-    def request_usd(self, puts: float, gets: float, empty_gets: float = 0) -> float:
-        """Return dollars for requests; `empty_gets`, among the gets, found no object."""
-        return puts * self.price_put_usd + (gets - empty_gets) * self.price_get_usd + empty_gets * self.empty_get_usd
 
     def transfer_usd(self, sent_bytes: float, received_bytes: float) -> float:
         """Return dollars for bytes that functions send to it and receive from it."""
