@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from experiments.paper.common import How, Result, Row, Script, Settings, new_figure, percent, run
 from experiments.studies.sync import Way
 from experiments.studies.sync import run as execute
-from funcpipe.comm.collectives import open_downloads, pattern
+from funcpipe.comm.collectives import pattern
 from funcpipe.core import Sync
+from funcpipe.core.choices import OPEN_UPLOADS, open_downloads
 from tests.partitioner.sync_links import Links, duration_s
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def measure(settings: Settings) -> Result:
 
 
 def _links(workers: int, link_mb_s: int) -> Links:
-    return Links(link_mb_s * 1e6, link_mb_s * 1e6, LATENCY_S, open_downloads(workers))
+    return Links(link_mb_s * 1e6, link_mb_s * 1e6, LATENCY_S, OPEN_UPLOADS, open_downloads(workers))
 
 
 def played(workers: int, megabytes: int, sync: Sync, link_mb_s: int) -> float:

@@ -25,10 +25,11 @@ import torch
 
 from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
-from funcpipe.comm.collectives import Pattern, open_downloads, pattern
+from funcpipe.comm.collectives import Pattern, pattern
 from funcpipe.comm.gradient_chunks import GradientChunks
 from funcpipe.comm.int8_chunks import gradient_chunks, new_feedback
 from funcpipe.core import SYNC_WIRES, Routes, ScheduleKind, Streams, Sync, Wire
+from funcpipe.core.choices import OPEN_UPLOADS, open_downloads
 from funcpipe.partitioner.cost.stores import requests_each
 from funcpipe.partitioner.cost.sync_time import candidates, limit_s, sync_time_s
 from funcpipe.platforms.local.files import FileStorage
@@ -107,11 +108,9 @@ def main() -> None:
     parser.add_argument("--repeat", type=int, default=3)
     options = parser.parse_args()
     rate = options.mb_per_s * 1e6
-    print(
-        " n   MB  way                    formula s  simulated  measured    least  /formula  /limit  /first  processor s"
-    )
+    print(" n   MB  way                      formula s  simulated  measured   least  /formula  /limit  /first    cpu s")
     for replicas in options.replicas:
-        links = Links(rate, rate, options.latency_ms / 1e3, open_downloads(replicas))
+        links = Links(rate, rate, options.latency_ms / 1e3, OPEN_UPLOADS, open_downloads(replicas))
         for megabytes in options.megabytes:
             asked = (options.ways, replicas, megabytes * 1_000_000, links)
             for same in zip(*(ways(*asked, Wire(wire)) for wire in options.wire_sync), strict=True):
@@ -137,9 +136,9 @@ def show(same: Sequence[tuple[Way, Result]]) -> None:
         least_s = float(limit_s(way.sent_bytes, way.replicas, way.links.up, way.links.down, way.links.latency_s))
         simulated_s = duration_s(way.pattern, way.sent_bytes, way.links)
         print(
-            f"{way.replicas:2} {way.gradient_bytes // 10**6:4}  {way!s:23} {way.formula_s:8.3f} {simulated_s:10.3f} "
-            f"{measured_s:9.3f} {min(result.seconds):8.3f} {measured_s / way.formula_s:9.3f} "
-            f"{measured_s / least_s:7.3f} {measured_s / first_s:7.3f} {mean(result.cpu_s) / len(result.seconds):12.3f}",
+            f"{way.replicas:2} {way.gradient_bytes // 10**6:4}  {way!s:24} {way.formula_s:9.3f} {simulated_s:10.3f} "
+            f"{measured_s:9.3f} {min(result.seconds):7.3f} {measured_s / way.formula_s:9.3f} "
+            f"{measured_s / least_s:7.3f} {measured_s / first_s:7.3f} {mean(result.cpu_s) / len(result.seconds):8.3f}",
             flush=True,
         )
 
@@ -222,7 +221,8 @@ def _repeat(
             step=step,
             cancel=cancel,
             threads=threads,
-            open_requests=links.open_requests,
+            open_requests=links.open_uploads,
+            open_downloads=links.open_downloads,
             clock=time.monotonic,
         )
         if step:

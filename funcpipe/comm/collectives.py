@@ -38,8 +38,6 @@ from funcpipe.core import Plan, Streams, Sync, usual_streams
 Piece = tuple[int, int]
 """A round and a split."""
 
-_MOST_DOWNLOADS = 64  # connections of a client
-
 
 class Move(Enum):
     """The action of a replica on an object, or on the pieces of a round."""
@@ -167,14 +165,6 @@ def pattern_of(plan: Plan, stage: int) -> Pattern:
     """Return the pattern by which the replicas of a stage of `plan` sum their gradients."""
     way = plan.ways[stage]
     return pattern(way.sync, plan.replicas, way.streams)
-
-
-def open_downloads(replicas: int) -> int:
-    """Return how many gets of a replica may be open at once, so that a late object does not hold up the next rounds.
-
-    With four for each replica, streams take as long as their closed form says (`tests/partitioner/sync_links.py`).
-    """
-    return min(4 * replicas, _MOST_DOWNLOADS)
 
 
 def transfers(pattern: Pattern, replica: int) -> tuple[Transfer, ...]:

@@ -207,6 +207,17 @@ def usual_streams(sync: Sync, replicas: int, streams: Streams | None = None) -> 
             return Streams(chosen.rounds, min(chosen.groups, one_each), min(chosen.merged, chosen.rounds))
 
 
+OPEN_UPLOADS = 4
+"""The number of puts that a function has open at once; only one of them moves its body, the others wait for theirs."""
+
+_MOST_DOWNLOADS = 64  # connections of a client
+
+
+def open_downloads(replicas: int) -> int:
+    """Return how many gets of a replica may be open at once, so that a late object does not hold up the next rounds."""
+    return min(4 * replicas, _MOST_DOWNLOADS)
+
+
 @dataclass(frozen=True, slots=True)
 class SyncWay:
     """A way of synchronising; `streams` as in `usual_streams`.

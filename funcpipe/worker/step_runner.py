@@ -12,8 +12,8 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
-from funcpipe.comm.collectives import open_downloads
 from funcpipe.core import Busy, Event, StepReport, StepSummary, WorkerSpec, worker_name
+from funcpipe.core.choices import OPEN_UPLOADS, open_downloads
 from funcpipe.core.logs import at_step
 from funcpipe.errors import KeyExists
 from funcpipe.platforms.base import Storage
@@ -161,10 +161,6 @@ class StepReporter:
         self._singles |= before.singles
         self._newest, self._held = before.newest, before.held
         self._knows_all = True
-
-
-OPEN_UPLOADS = 4
-"""The number of uploads that may be open at once; only one of them moves its body, the others wait for their turn."""
 
 
 @dataclass(frozen=True, kw_only=True)

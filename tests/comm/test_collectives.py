@@ -3,8 +3,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.comm.collectives import Move, Pattern, open_downloads, pattern, split_ranges, transfers
+from funcpipe.comm.collectives import Move, Pattern, pattern, split_ranges, transfers
 from funcpipe.core import Streams, Sync
+from funcpipe.core.choices import open_downloads
 
 streams = st.builds(Streams, st.integers(1, 6), st.integers(1, 8), st.integers(1, 6))
 patterns = st.builds(pattern, st.sampled_from(Sync), st.integers(2, 9), st.none() | streams)

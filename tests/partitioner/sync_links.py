@@ -1,8 +1,8 @@
 """Simulates the transfers of a synchronisation on separate links, for comparison with the closed forms.
 
-Each replica has an uplink and a downlink. In each direction some requests are open at once, in the order of the lane; a
-request waits for what it needs, then for its latency, then for the link, on which one body moves at a time. A get
-begins once its object exists. Adding takes no time.
+Each replica has an uplink and a downlink. In each direction some requests are open at once: of puts the first that may
+begin, of gets the next in the order of the lane, which waits for its object. Then a request waits for its latency, then
+for the link, on which one body moves at a time. Adding takes no time.
 """
 
 import heapq
@@ -14,12 +14,13 @@ from funcpipe.comm.collectives import Move, Pattern, Transfer, transfers
 
 @dataclass(frozen=True)
 class Links:
-    """Bytes per second each way, latency of a request, and how many requests are open in each direction."""
+    """Bytes per second each way, latency of a request, and how many puts and gets are open."""
 
     up: float
     down: float
     latency_s: float
-    open_requests: int = 1000
+    open_uploads: int = 1000
+    open_downloads: int = 1000
 
 
 @dataclass(frozen=True)
@@ -79,8 +80,13 @@ class _Play:
                 if merged and all((replica, j) in self.ended for j in transfer.after):
                     self.ended[replica, i] = now_s
         for lane, queue in self.queues.items():
-            while queue and len(self.active[lane]) < self.links.open_requests:
-                self.active[lane].append(queue.pop(0))
+            for i in list(queue):
+                if len(self.active[lane]) == (self.links.open_uploads if lane[1] else self.links.open_downloads):
+                    break
+                if lane[1] and not self._can_begin(lane[0], i):
+                    continue
+                queue.remove(i)
+                self.active[lane].append(i)
             for i in self.active[lane]:
                 if (lane[0], i) not in self.asked and self._can_begin(lane[0], i):
                     self._ask(lane, i, now_s)

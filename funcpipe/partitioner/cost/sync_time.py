@@ -1,9 +1,9 @@
 """How long replicas need to sum their gradients through storage: a closed form for each way of doing it.
 
 n replicas sum s bytes each; up and down are the bytes per second of their links. Every request has a latency before its
-body moves, an object can be read once its put has ended, enough requests are open at once, and in each direction one
-body moves at a time. No algorithm is faster than two latencies and max(s / up, 2 s (n-1) / (n down)): every element
-must go up at least once from each replica, and come down as n-1 others' values or sums of them.
+body moves, an object can be read once its put has ended, as many requests are open at once as functions open, and in
+each direction one body moves at a time. No algorithm is faster than two latencies and max(s / up, 2 s (n-1) / (n
+down)): every element must go up at least once from each replica, and come down as n-1 others' values or sums of them.
 
 By hand: four replicas with 120 bytes each, 10 bytes/s up, 30 bytes/s down, no latency. A split of 30 bytes takes 3 s up
 and 1 s down. Three-phase: three splits up (9 s), three down (3 s), the sum up (3 s), three sums down (3 s): 18 s.
@@ -23,6 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from funcpipe.core import PlatformSpec, StoreSpec, Streams, Sync, usual_streams
+from funcpipe.core.choices import OPEN_UPLOADS, open_downloads
 from funcpipe.partitioner.cost import Array, IntArray
 from funcpipe.partitioner.cost.pipeline import dollars
 from funcpipe.partitioner.cost.stores import request_usd, requests_each
@@ -85,6 +86,22 @@ class Cut(NamedTuple):
     merged: IntArray | int
 
 
+def _waves_of(puts: Array | IntArray | int) -> Array:
+    """Return how often all puts that may be open have ended before the last of `puts` begins."""
+    waves: Array = (np.ceil(np.asarray(puts) - 1e-9) - 1) // OPEN_UPLOADS
+    return waves
+
+
+def _idle_s(each_s: Array, latency_s: float) -> Array:
+    """Seconds between two waves of puts of `each_s` in which no body goes up, because all open ones have a latency.
+
+    Four puts of 1 s are open, with a latency of 10 s: bodies go up from 10 to 14 s, then from 21 to 25 s, and so on; so
+    7 s pass idly before each wave but the first.
+    """
+    idle: Array = np.maximum(latency_s - (OPEN_UPLOADS - 1) * each_s, 0.0)
+    return idle
+
+
 def streamed_s(
     gradient_bytes: Array | float,
     replicas: int,
@@ -97,28 +114,54 @@ def streamed_s(
 ) -> Array:
     """Seconds of the streamed scatter-reduce, in which raw objects go before merged ones.
 
-    Exact where the downlink is no faster than the uplink. Then merged object j waits for its share of the raw pieces
-    and for the objects before it; all read it after all raw pieces and the merged objects before it. So the last one
-    is read when, for some objects i <= j, object i has been reduced, i to j have gone up, and j and those behind it
-    have come down. That is a convex function of i and j, whose largest value lies at (1, 1), (1, last) or (last, last).
+    Exact where the downlink is no faster than the uplink and no request waits to be opened. Then merged object j waits
+    for its share of the raw pieces and for the objects before it; all read it after all raw pieces and the merged
+    objects before it. So the last one is read when, for some objects i <= j, object i has been reduced, i to j have
+    gone up, and j and those behind it have come down. That is a convex function of i and j, whose largest value lies at
+    (1, 1), (1, last) or (last, last).
+
+    A get of a sum is open while it waits, and may leave no room for those of later rounds: for three latencies, until
+    the others have read the pieces, put their sums, and these come. So as many gets as may be open share their seconds.
+    Or the sums of as many objects as have room come first, then the pieces of later rounds and all sums; or then the
+    other objects, lot by lot, each with the latencies of its pieces, its puts and its gets. That is an estimate; the
+    ways that are best for a gradient take at most 5 % more or less (`tests/partitioner/test_sync_time.py`).
     """
-    n, merged = replicas, np.minimum(cut.merged, cut.rounds)
-    size = np.asarray(gradient_bytes, dtype=np.float64)
-    foreign = (n - 1) * size / n
-    first = -(-(n - 1) // np.minimum(cut.groups, n - 1)) * size / (n * cut.rounds)
-    own = (size if merged_bytes is None else np.asarray(merged_bytes, dtype=np.float64)) / (n * merged)
-    put_s, read_s, all_up_s = own / up, (n - 1) * own / down, foreign / up
+    others, merged = replicas - 1, np.minimum(cut.merged, cut.rounds)
+    split = np.asarray(gradient_bytes, dtype=np.float64) / replicas
+    sums = split if merged_bytes is None else np.asarray(merged_bytes, dtype=np.float64) / replicas
+    raw_up_s, raw_down_s, sums_up_s, sums_down_s = (
+        others * split / up,
+        others * split / down,
+        sums / up,
+        others * sums / down,
+    )
+    readers = -(-others // np.minimum(cut.groups, others))
+    first_up_s, first_down_s = readers / cut.rounds * (split / up), readers / cut.rounds * (split / down)
+    put_s, read_s = sums_up_s / merged, sums_down_s / merged
+    puts = cut.rounds * -(-others // readers)
+    pause_s = _idle_s(first_up_s, latency_s)
+    all_up_s = raw_up_s + _waves_of(puts) * pause_s
+    raw_s = np.maximum(first_up_s + raw_down_s, all_up_s + first_down_s) + 2 * latency_s
+    last_s = put_s + read_s + 2 * latency_s
+    late_s: Array = raw_s + np.maximum(sums_down_s, last_s)
+    if (np.asarray(merged) == 1).all():
+        return late_s
 
-    def begins_s(share: Array | float) -> Array:
-        reduced_s = np.maximum(first / up + share * foreign / down, share * all_up_s + first / down)
-        begun_s: Array = np.maximum(reduced_s + 2 * latency_s, all_up_s)
-        return begun_s + latency_s
+    early_up_s = raw_up_s / merged + _waves_of(puts / merged) * pause_s
+    reduced_s = np.maximum(first_up_s + raw_down_s / merged, early_up_s + first_down_s)
+    begun_s = np.maximum(reduced_s + 2 * latency_s, all_up_s) + 2 * latency_s
+    waiting_s = read_s + _waves_of(merged) * _idle_s(put_s, latency_s) + sums_up_s
 
-    raw_s = 2 * latency_s + np.maximum(first / up + foreign / down, all_up_s + first / down)
-    early_s = begins_s(1 / merged) + np.maximum(put_s + merged * read_s, merged * put_s + read_s)
-    late_s = begins_s(1.0) + put_s + read_s
-    ends_s: Array = np.maximum(raw_s + merged * read_s, np.maximum(early_s, late_s) + latency_s)
-    return ends_s
+    room = open_downloads(replicas)
+    fit = max(room // others, 1)
+    each, lots = cut.rounds / np.asarray(merged), np.ceil(merged / fit) - 1
+    latencies = 2 + others / room * (cut.rounds + 3 * np.asarray(merged))
+    shared_s = first_up_s + latency_s * latencies + (others * (sums_up_s + sums_down_s) + raw_down_s) / room
+    before = fit * each + 1 + (room % others > 0)
+    moved_s = np.maximum(0.0, 1 - before / cut.rounds) * raw_down_s + sums_down_s
+    in_lots_s = lots * (each + 2) * latency_s + lots / merged * (sums_up_s + sums_down_s) + read_s
+    early_s = begun_s + np.maximum(put_s + np.maximum(moved_s, in_lots_s), waiting_s)
+    return np.maximum(np.maximum(early_s, late_s), shared_s)
 
 
 def exchange_s(
@@ -129,10 +172,17 @@ def exchange_s(
     latency_s: float,
     cut: Streams | Cut,
 ) -> Array:
-    """Seconds in which every replica writes everything, in rounds, and reads everything from the others."""
-    size = np.asarray(gradient_bytes, dtype=np.float64)
-    others, chunk = (replicas - 1) * size, size / cut.rounds
-    moved_s: Array = np.maximum(chunk / up + others / down, size / up + (replicas - 1) * chunk / down)
+    """Seconds in which every replica writes everything, in rounds, and reads everything from the others.
+
+    The last chunk is read when all those have come down that follow the first one, the first one that had to wait for
+    the last puts to be opened, or the last one.
+    """
+    chunk = np.asarray(gradient_bytes, dtype=np.float64) / cut.rounds
+    put_s, read_s = chunk / up, (replicas - 1) * chunk / down
+    waited = (np.asarray(cut.rounds) - 1) // OPEN_UPLOADS * OPEN_UPLOADS
+    stopped_s = _waves_of(cut.rounds) * _idle_s(put_s, latency_s)
+    late_s = stopped_s + np.maximum((waited + 1) * put_s + (cut.rounds - waited) * read_s, cut.rounds * put_s + read_s)
+    moved_s: Array = np.maximum(put_s + cut.rounds * read_s, late_s)
     return moved_s + 2 * latency_s
 
 
@@ -193,6 +243,7 @@ def parameter_server_s(
 _ROUNDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
 _GROUPS = (1, 2, 3, 4, 5, 7, 8, 15)
 _MERGED = (1, 2, 3, 4, 6)
+_MOST_MERGED = 8  # gets of more leave no room for those of pieces: such ways are never the best
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -214,7 +265,7 @@ def candidates(replicas: int, *, sharded: bool = False) -> Iterator[tuple[Sync, 
             return
     for rounds in _ROUNDS:
         for groups in sorted({*(g for g in _GROUPS if g < replicas), replicas - 1}):
-            for merged in sorted({*(m for m in _MERGED if rounds % m == 0), rounds}):
+            for merged in sorted({m for m in (*_MERGED, rounds) if rounds % m == 0 and m <= _MOST_MERGED}):
                 yield Sync.STREAMED, Streams(rounds, groups, merged)
 
 

@@ -22,8 +22,8 @@ from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.stores import link, ways_fit, ways_usd
 from funcpipe.partitioner.cost.sync_time import Cut, candidates, exposed_s, sync_time_s
 
-_ROWS = 48
-"""How many rows are computed at a time: few enough for the processor's cache."""
+_ELEMENTS = 3000
+"""How many elements are computed at a time: few enough for the processor's cache."""
 
 
 @lru_cache
@@ -176,6 +176,9 @@ def _seconds(rows: Array, setting: Setting, ways: Sequence[SyncWay]) -> Array:
     size, merged = setting.sync_wire_ratio * summed, setting.merged_wire_ratio * summed
     seconds = np.empty((len(size), len(ways)))
     latency_s, replicas = setting.sum_store.latency_s, setting.replicas
+    if replicas == 1:
+        seconds[:] = tied_s
+        return seconds
     for sync in {way.sync for way in ways}:
         which = [i for i, way in enumerate(ways) if way.sync is sync]
         if sync in (Sync.EXCHANGE, Sync.STREAMED):
@@ -183,11 +186,11 @@ def _seconds(rows: Array, setting: Setting, ways: Sequence[SyncWay]) -> Array:
             cut = Cut(
                 *(np.array(counts) for counts in zip(*((s.rounds, s.groups, s.merged) for s in chosen), strict=True))
             )
-            for low in range(0, len(size), _ROWS):
-                some = slice(low, low + _ROWS)
+            rows_at_once = max(1, _ELEMENTS // len(which))
+            for low in range(0, len(size), rows_at_once):
+                some = slice(low, low + rows_at_once)
                 links = (size[some], replicas, up[some], down[some], latency_s)
-                found = exposed_s(sync, *links, cut, backward_s[some], merged_bytes=merged[some])
-                seconds[some, which] = found if replicas > 1 else 0.0
+                seconds[some, which] = exposed_s(sync, *links, cut, backward_s[some], merged_bytes=merged[some])
         else:
             found = sync_time_s(
                 sync,
