@@ -98,7 +98,7 @@ def planned(
     pins = Pins(cuts=even_cuts(profile, STAGES), replicas=(replicas_for(load_spec("local").shared_cores or 1),))
     plan = pipe.optimize(global_batch=global_batch, time_value=TIME_VALUE, pins=pins)
     write(plan, output / "plan.json")
-    render.plan(plan, str(output / "plan.json"), console)
+    render.draw(render.plan(plan, str(output / "plan.json")), console)
     predicted = pipe.simulate()
     write_trace(predicted, output / "predicted.json")
     return plan, predicted
@@ -108,7 +108,7 @@ def compared(predicted: Trace, observed: Trace, path: Path, console: Console) ->
     """What was observed beside what was predicted, shown; the observed trace is written to `path`."""
     write_trace(observed, path)
     comparison = compare(predicted, observed)
-    render.comparison(comparison, str(path), console)
+    render.draw(render.comparison(comparison, str(path)), console)
     return comparison
 
 

@@ -241,7 +241,7 @@ def deploy(options: Options) -> None:
     prices = load_spec(f"{cloud.spec}?region={found.region}")
     fields = {**dataclasses.asdict(found), "keeping": found.keeping_text(prices)}
     lines = [f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in fields.items()]
-    render.show(options.json, render.as_json(fields), lambda console: console.print("\n".join(lines)))
+    render.show(options.json, render.as_json(fields), lambda: "\n".join(lines))
 
 
 @verb(

@@ -294,7 +294,7 @@ def explain(options: Options) -> None:
     plan = read(Plan, options.plan)
     source = _made_from(options, plan)
     found = explain_plan(plan, source.profile, source.spec, _made_for(plan), pins=source.pins)
-    render.show(options.json, render.as_json(to_plain(found)), lambda console: console.print(as_text(found), end=""))
+    render.show(options.json, render.as_json(to_plain(found)), lambda: as_text(found).rstrip("\n"))
 
 
 @verb(

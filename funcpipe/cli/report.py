@@ -56,7 +56,7 @@ def report(options: Options) -> None:
     render.show(
         options.json,
         render.as_json({"report": options.output}),
-        lambda console: console.print(f"report written to {options.output}: open it in a browser", soft_wrap=True),
+        lambda: f"report written to {options.output}: open it in a browser",
     )
 
 

@@ -71,7 +71,7 @@ def clean(options: Options) -> None:
     render.show(
         options.json,
         render.as_json(summary),
-        lambda console: console.print(f"run {options.name}: {count} objects deleted"),
+        lambda: f"run {options.name}: {count} objects deleted",
     )
 
 
@@ -98,7 +98,7 @@ def export(options: Options) -> None:
     write_model(state, path)
     summary = {"run": saved.run, "step": saved.step, "steps": saved.steps, "model": path}
     said = f"run {saved.run}: the model after step {saved.step} of {saved.steps}: {path}"
-    render.show(options.json, render.as_json(summary), lambda console: console.print(said, soft_wrap=True))
+    render.show(options.json, render.as_json(summary), lambda: said)
 
 
 @verb(f"funcpipe run key RUN {_WHERE}", RUN, storage())
@@ -107,7 +107,7 @@ def key(options: Options) -> None:
     from funcpipe.client.control.stopping import run_key
 
     found = run_key(open_storage(options.storage), options.name)
-    render.show(options.json, render.as_json({"run": options.name, "key": found.text}), lambda _: write_out(found.text))
+    render.show(options.json, render.as_json({"run": options.name, "key": found.text}), lambda: found.text)
 
 
 @verb(

@@ -21,8 +21,7 @@ from funcpipe.core.estimate import Estimate, Optimality, SolverReport
 from funcpipe.core.platform import PlatformSpec
 from funcpipe.core.profile import ModelProfile
 from funcpipe.core.stores import DEFAULT_STORES, Stores
-from funcpipe.core.summaries import plan_summary
-from funcpipe.core.summary import HasSummary
+from funcpipe.core.texts import Described
 from funcpipe.errors import InvalidValue
 
 
@@ -180,7 +179,7 @@ class Stage:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Plan(PlanBase, HasSummary):
+class Plan(Described, PlanBase):
     """The cuts of a model, the functions and replicas of its stages, and the prediction for them.
 
     Micro-batch m belongs to replica m mod `replicas` of every stage. `streams` cuts a streamed synchronisation or an
@@ -291,8 +290,6 @@ class Plan(PlanBase, HasSummary):
     def workers(self) -> int:
         """Functions that run at once."""
         return len(self.stages) * self.replicas
-
-    summary = plan_summary
 
 
 def _check_joint(schedule: ScheduleKind | None) -> None:

@@ -6,8 +6,7 @@ from typing import ClassVar
 
 from funcpipe.core import checks
 from funcpipe.core.choices import Precision
-from funcpipe.core.summaries import profile_summary
-from funcpipe.core.summary import HasSummary
+from funcpipe.core.texts import Described
 from funcpipe.errors import InvalidValue
 
 
@@ -120,7 +119,7 @@ class DataProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ModelProfile(HasSummary):
+class ModelProfile(Described):
     """A model as a graph of layers in topological order, measured for one micro-batch size on some function sizes.
 
     `base_memory_bytes` is what a function needs before it holds any of the model. `estimated` is true where seconds
@@ -213,8 +212,6 @@ class ModelProfile(HasSummary):
             if tie.layers[0] < first and any(first <= layer < stop for layer in tie.layers)
         )
         return self.parameter_bytes(first, stop) - borrowed
-
-    summary = profile_summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

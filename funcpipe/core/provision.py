@@ -5,8 +5,7 @@ from typing import ClassVar
 
 from funcpipe.core import checks
 from funcpipe.core.plan import Plan
-from funcpipe.core.summaries import provision_summary, provisions_summary
-from funcpipe.core.summary import HasSummary
+from funcpipe.core.texts import Described
 from funcpipe.errors import InvalidValue
 
 
@@ -78,7 +77,7 @@ class CurvePoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Provision(HasSummary):
+class Provision(Described):
     """The functions or machines that one way of training the job rents, and the prediction for it.
 
     `start_s` is the part of `seconds` before the first iteration. `spread` is the standard deviation of the time as a
@@ -120,8 +119,6 @@ class Provision(HasSummary):
             for item in self.rented
         )
 
-    summary = provision_summary
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refusal:
@@ -132,7 +129,7 @@ class Refusal:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class ProvisionTable(HasSummary):
+class ProvisionTable(Described):
     """Every way to do `job`, the cheapest first; `recommended` names one of them, or is None if none does the job.
 
     `assumptions` are those of the comparison, `market_assumptions` those of the market's values, by field.
@@ -150,5 +147,3 @@ class ProvisionTable(HasSummary):
     why: str
     assumptions: tuple[str, ...] = ()
     market_assumptions: tuple[str, ...] = ()
-
-    summary = provisions_summary

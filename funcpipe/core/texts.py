@@ -123,3 +123,24 @@ def number_text(value: float, decimals: int) -> str:
     if abs(value) < 1e-9:
         return f"{value:.1e}"
     return f"{value:.{max(decimals, 1 - math.floor(math.log10(abs(value))))}f}"
+
+
+class Described:
+    """A value that Python and notebooks display as the room `show` describes it, which is above this one.
+
+    Functions have no `show`: there it is displayed by its class alone.
+    """
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        try:
+            from funcpipe.show.notebook import as_text
+        except ModuleNotFoundError:
+            return object.__repr__(self)
+        return as_text(self)
+
+    def _repr_html_(self) -> str:
+        from funcpipe.show.notebook import as_html
+
+        return as_html(self)

@@ -12,8 +12,7 @@ from funcpipe.core import checks, json_form
 from funcpipe.core.plan import Plan
 from funcpipe.core.platform import PlatformSpec
 from funcpipe.core.stores import RequestCounts, StoreSpec, kind_moved
-from funcpipe.core.summaries import trace_summary
-from funcpipe.core.summary import HasSummary
+from funcpipe.core.texts import Described
 from funcpipe.errors import FormatError, InvalidValue
 
 TRACE_FORMAT = "funcpipe.trace/1"
@@ -115,7 +114,7 @@ def prices_of(plan: Plan, spec: PlatformSpec) -> Prices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
-class Trace(HasSummary):
+class Trace(Described):
     """The events of a run, in order of their start.
 
     Of a run that was executed they are those of each function's last steps, so that steps between them may be missing.
@@ -171,8 +170,6 @@ class Trace(HasSummary):
         origin_s = min((event.start_s for event in self.events), default=0.0)
         moved = (replace(e, start_s=e.start_s - origin_s, end_s=e.end_s - origin_s) for e in self.events)
         return replace(self, events=tuple(moved))
-
-    summary = trace_summary
 
 
 def write_trace(trace: Trace, path: str | Path) -> None:

@@ -12,8 +12,7 @@ from funcpipe.core.json_form import to_plain
 from funcpipe.core.process import write_out
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
+    from funcpipe.show.describe import Description
     from funcpipe.show.jobs import hindsight, history, loss_model, observed, observed_lines, provisions, server_result
     from funcpipe.show.plans import front, plan, platform, platforms, profile, simulation, storage_report, what_if
     from funcpipe.show.runs import (
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
         verification,
     )
     from funcpipe.show.side_by_side import beside
-    from funcpipe.show.terminal import profiling
+    from funcpipe.show.terminal import draw, profiling
 
 __all__ = [
     "as_json",
@@ -36,6 +35,7 @@ __all__ = [
     "commands_after",
     "comparison",
     "detached",
+    "draw",
     "evaluation",
     "front",
     "hindsight",
@@ -69,15 +69,16 @@ def as_json(value: Any) -> str:
     return json.dumps(to_plain(value), indent=1, allow_nan=False) + "\n"
 
 
-def show(machine: bool, text: str, *draws: "Callable[[Console], object]") -> None:
-    """Print `text` for machines, or let `draws` draw for people, one after another."""
+def show(machine: bool, text: str, *describing: "Callable[[], str | Description]") -> None:
+    """Print `text` for machines, or for people the texts and descriptions that `describing` return."""
     if machine:
         write_out(text, end="")
-    else:
-        from funcpipe.show.terminal import Terminal
+        return
+    from funcpipe.show.terminal import Terminal, draw
 
-        for draw in draws:
-            draw(Terminal())
+    console = Terminal()
+    for describe in describing:
+        draw(describe(), console)
 
 
 def __getattr__(name: str) -> Any:

@@ -1,27 +1,21 @@
-"""Ways to do a job, what is known of earlier ones, and training around a parameter server, in a terminal."""
+"""Descriptions of ways to do a job, of what is known of earlier ones, and of training around a parameter server."""
 
+import math
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
-
-from rich.console import Console
-
-from funcpipe.core.texts import number_text, time_text, usd_text
-from funcpipe.show.terminal import Column, print_table
-
-if TYPE_CHECKING:
-    from funcpipe.neighbours.history.hindsight import Hindsight
-    from funcpipe.neighbours.history.learned import Known, ObservedIteration
-import math
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from funcpipe.core.loss_model import InverseLoss, LossModel
 from funcpipe.core.provision import Provision, ProvisionTable
+from funcpipe.core.texts import counted, number_text, time_text, usd_text
 from funcpipe.errors import Infeasible
+from funcpipe.show.describe import Column, Description, Table, percent
 
 if TYPE_CHECKING:
+    from funcpipe.neighbours.history.hindsight import Hindsight
+    from funcpipe.neighbours.history.learned import Known, ObservedIteration
     from funcpipe.neighbours.parameter_server.training import ServerResult
 
 
@@ -44,82 +38,66 @@ def _iteration(seconds: float, usd: float) -> str:
     return f"{number_text(seconds, 3)} s, ${number_text(usd, 6)}"
 
 
-def observed(found: "Sequence[ObservedIteration]", console: Console, prefix: str = "") -> None:
-    """Print the lines of `observed_lines`."""
-    for line in observed_lines(found, prefix):
-        console.print(line, soft_wrap=True)
+def observed(found: "Sequence[ObservedIteration]", prefix: str = "") -> Description:
+    """Return the lines of `observed_lines` as facts."""
+    return Description(title="", facts=tuple(("", line) for line in observed_lines(found, prefix)))
 
 
-def history(found: "Sequence[Known]", path: Path | None, console: Console) -> None:
-    """All that is known, a line for each quantity of a size."""
+def history(found: "Sequence[Known]", path: Path | None) -> Description | str:
+    """Return all that is known, a line for each quantity of a size."""
     if path is None:
-        console.print("the history is turned off: FUNCPIPE_HISTORY is empty")
-        return
+        return "the history is turned off: FUNCPIPE_HISTORY is empty"
     if not found:
-        text = f"nothing is known yet: {path} has no observations; runs of plans with an estimate are filed there"
-        console.print(text, soft_wrap=True)
-        return
+        return f"nothing is known yet: {path} has no observations; runs of plans with an estimate are filed there"
     columns = (
         *(Column("platform", text=True, drop=1), Column("ran on", text=True), Column("size", text=True)),
         *(Column("model", text=True, drop=3), Column("what", text=True), Column("runs"), Column("factor")),
-        Column("offset s", drop=2),
-        *(Column("error before"), Column("error after")),
+        *(Column("offset s", drop=2), Column("error before"), Column("error after")),
     )
-    rows = [
+    rows = tuple(
         (
-            one.platform,
-            one.ran_on,
-            one.size,
-            one.model or "-",
-            one.quantity.value,
-            str(one.runs),
+            *(one.platform, one.ran_on, one.size, one.model or "-", one.quantity.value, str(one.runs)),
             f"{one.factor:.2f}" if not one.offset_s else "-",
             f"{one.offset_s:+.2f}" if one.offset_s else "-",
-            _percent(one.error_before),
-            _percent(one.error_after),
+            *(percent(one.error_before), percent(one.error_after)),
         )
         for one in found
-    ]
-    print_table(console, "predicted and observed", columns, rows)
-    console.print(f"errors are medians, of runs after the first; from {path}", soft_wrap=True)
+    )
+    return Description(
+        title="predicted and observed",
+        facts=(("", f"errors are medians, of runs after the first; from {path}"),),
+        tables=(Table(columns=columns, rows=rows),),
+    )
 
 
-def hindsight(found: "Sequence[Hindsight]", console: Console) -> None:
-    """The chosen ways in hindsight: a line for each job that was done by one of the ways compared for it."""
+def hindsight(found: "Sequence[Hindsight]") -> Description:
+    """Return the chosen ways in hindsight: a line for each job that was done by one of the ways compared for it."""
     if not found:
-        return
-    counted = [one for one in found if one.counts]
+        return Description(title="")
+    known_jobs = [one for one in found if one.counts]
     columns = (
         *(Column("compared", text=True, drop=1), Column("job", text=True), Column("chosen way", text=True)),
         *(Column("predicted"), Column("observed"), Column("best in hindsight", text=True)),
     )
-    rows = [
+    rows = tuple(
         (
             time.strftime("%Y-%m-%d", time.localtime(one.comparison.at_s)),
-            f"{one.comparison.model}, {one.comparison.job.goal}",
-            one.chosen.way,
-            _price(one.chosen.seconds, one.chosen.usd),
-            _price(one.observed.seconds, one.observed.usd),
+            *(f"{one.comparison.model}, {one.comparison.job.goal}", one.chosen.way),
+            *(_price(one.chosen.seconds, one.chosen.usd), _price(one.observed.seconds, one.observed.usd)),
             _best(one),
         )
         for one in found
-    ]
-    print_table(console, "", [*columns], rows)
-    best = sum(one.is_best for one in counted)
-    console.print(f"chosen way best in hindsight: {best} of {jobs(len(counted))}")
-    others = [known for one in counted for known in one.known if known.way != one.chosen.way]
+    )
+    best = sum(one.is_best for one in known_jobs)
+    facts = [("chosen way best in hindsight", f"{best} of {counted(len(known_jobs), 'job')}")]
+    others = [known for one in known_jobs for known in one.known if known.way != one.chosen.way]
     modelled = sum(known.basis == "modelled" for known in others)
     if others:
-        console.print(
-            f"of {len(others)} predictions of other ways, {modelled} are as modelled, as no run of them is known here"
-        )
-    if len(counted) < len(found):
-        console.print("runs that were not where the way was predicted for do not count")
-
-
-def jobs(number: int) -> str:
-    """A number of jobs."""
-    return f"{number} job" if number == 1 else f"{number} jobs"
+        why = "are as modelled, as no run of them is known here"
+        facts.append(("", f"of {len(others)} predictions of other ways, {modelled} {why}"))
+    if len(known_jobs) < len(found):
+        facts.append(("", "runs that were not where the way was predicted for do not count"))
+    return Description(title="", facts=tuple(facts), tables=(Table(columns=columns, rows=rows),))
 
 
 def _best(one: "Hindsight") -> str:
@@ -137,44 +115,59 @@ def _price(seconds: float, usd: float) -> str:
     return f"{time_text(seconds) if seconds >= 10 else f'{seconds:.2g} s'}, ${usd_text(usd)}"
 
 
-def _percent(error: float | None) -> str:
-    return "-" if error is None else f"{error:.0%}"
+def provision(found: Provision) -> Description:
+    """Return the resources of one provision, and the prediction for them."""
+    chance = percent(found.miss_chance, 1)
+    missed = "" if found.miss_chance is None else f", missed with a chance of {chance}"
+    return Description(
+        title=f"Provision by {found.way}: {found.text}",
+        facts=(
+            ("takes", f"{time_text(found.seconds)} for {found.iterations:.0f} iterations{missed}"),
+            ("costs", f"${usd_text(found.usd)}"),
+            ("binds", found.binds),
+            ("why", found.why),
+        ),
+        tables=(
+            Table(
+                columns=(Column("item", text=True), Column("$")),
+                rows=tuple((item.name, usd_text(item.usd)) for item in found.cost),
+            ),
+        ),
+    )
 
 
-def provisions(table: ProvisionTable, console: Console) -> None:
-    """All ways, the cheapest first, why some cannot, and the one to take."""
-    job = table.job
+def provisions(found: ProvisionTable) -> Description:
+    """Return all ways, the cheapest first, why some cannot, and the one to take."""
+    job = found.job
     limits = [] if job.deadline_s is None else [f"within {time_text(job.deadline_s)}"]
     limits += [] if job.budget_usd is None else [f"for at most ${job.budget_usd:g}"]
     columns = (
         *(Column("way", text=True), Column("rents", text=True), Column("time"), Column("$")),
         *(Column("chance to miss"), Column("binds", text=True, drop=1)),
     )
-    rows = [
+    rows = tuple(
         (
-            ("* " if one.way == table.recommended else "  ") + one.way,
-            one.text,
-            time_text(one.seconds),
-            usd_text(one.usd),
-            "-" if one.miss_chance is None else f"{one.miss_chance:.1%}",
-            one.binds,
+            ("* " if one.way == found.recommended else "  ") + one.way,
+            *(one.text, time_text(one.seconds), usd_text(one.usd), percent(one.miss_chance, 1), one.binds),
         )
-        for one in table.provisions
-    ]
-    goal = " ".join([f"{table.model} to {job.goal} of {job.samples} samples", *limits])
-    print_table(console, f"{goal}: {table.platform} and machines of {table.market}", columns, rows)
-    for refusal in table.refusals:
-        console.print(f"cannot: {refusal.reason}", soft_wrap=True)
-    console.print(f"recommended: {table.recommended or 'none'}: {table.why}", soft_wrap=True)
-    for text in table.assumptions:
-        console.print(f"assumed: {text}", style="dim", soft_wrap=True)
-    if table.market_assumptions:
-        names = ", ".join(text.partition(":")[0] for text in table.market_assumptions)
-        console.print(f"assumed in the market {table.market} (--json says how): {names}", style="dim", soft_wrap=True)
+        for one in found.provisions
+    )
+    facts = [("cannot", refusal.reason) for refusal in found.refusals]
+    facts.append(("recommended", f"{found.recommended or 'none'}: {found.why}"))
+    facts += [("assumed", text) for text in found.assumptions]
+    if found.market_assumptions:
+        names = ", ".join(text.partition(":")[0] for text in found.market_assumptions)
+        facts.append((f"assumed in the market {found.market} (--json says how)", names))
+    goal = " ".join([f"{found.model} to {job.goal} of {job.samples} samples", *limits])
+    return Description(
+        title=f"Provisions for {goal}: {counted(len(rows), 'way')} on {found.platform} and machines of {found.market}",
+        facts=tuple(facts),
+        tables=(Table(columns=columns, rows=rows),),
+    )
 
 
-def loss_model(found: LossModel, path: str, target: float | None, batch: float, console: Console) -> None:
-    """The coefficients with their standard deviations, and how long a loss takes."""
+def loss_model(found: LossModel, path: str, target: float | None, batch: float) -> Description:
+    """Return the coefficients with their standard deviations, and how long a loss takes."""
     if isinstance(found, InverseLoss):
         names = {"scale": found.scale, "floor": found.floor}
         form = "loss = scale / steps + floor"
@@ -185,10 +178,9 @@ def loss_model(found: LossModel, path: str, target: float | None, batch: float, 
         form = "equation (3) of spotDNN"
     spread = [math.sqrt(max(row[i], 0.0)) for i, row in enumerate(found.covariance)]
     values = ", ".join(f"{name} {value:.5g} ± {s:.2g}" for (name, value), s in zip(names.items(), spread, strict=True))
-    console.print(f"{form}: {values}; losses lie {found.residual:.2g} around it", soft_wrap=True)
-    if target is not None:
-        console.print(_duration(found, target, batch), soft_wrap=True)
-    console.print(f"written to {path}", soft_wrap=True)
+    facts = [(form, f"{values}; losses lie {found.residual:.2g} around it")]
+    facts += [] if target is None else [("", _duration(found, target, batch))]
+    return Description(title="", facts=(*facts, ("", f"written to {path}")))
 
 
 def _duration(found: LossModel, target: float, batch: float) -> str:
@@ -203,8 +195,8 @@ def _duration(found: LossModel, target: float, batch: float) -> str:
     return f"a loss of {target:g} takes {steps:.0f} steps ± {steps * spread:.0f} of {batch:.0f} samples on one worker"
 
 
-def server_result(result: "ServerResult", way: Provision, output: str, console: Console) -> None:
-    """The work of each worker, the losses, the cost beside the predicted one, and the model's file."""
+def server_result(result: "ServerResult", way: Provision, output: str) -> Description:
+    """Return the work of each worker, the losses, the cost beside the predicted one, and the model's file."""
     samples: dict[str, int] = {}
     staleness: dict[str, list[int]] = {}
     for step in result.computed_by:
@@ -215,27 +207,25 @@ def server_result(result: "ServerResult", way: Provision, output: str, console: 
         staleness.setdefault(push.worker, []).append(push.staleness)
     billed = {item.name: item.usd for item in result.bill}
     columns = (Column("worker", text=True), Column("samples"), Column("mean staleness"), Column("$"))
-    rows = [
+    rows = tuple(
         (
-            name,
-            str(count),
-            f"{sum(staleness[name]) / len(staleness[name]):.2f}" if name in staleness else "-",
+            *(name, str(count), f"{fmean(staleness[name]):.2f}" if name in staleness else "-"),
             usd_text(billed[name]) if name in billed else "-",
         )
         for name, count in sorted(samples.items())
-    ]
-    print_table(console, f"run {result.run}: {way.text}, {result.updates.value}", columns, rows)
+    )
+    facts = []
     losses = result.losses or tuple(push.loss for push in result.pushes)
     if losses:
-        console.print(f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} updates", soft_wrap=True)
-    for line in result.lost:
-        console.print(f"lost: {line}", soft_wrap=True)
+        facts.append(("", f"loss {losses[0]:.4f} -> {losses[-1]:.4f} in {len(losses)} updates"))
+    facts += [("lost", line) for line in result.lost]
     if result.step_s:
         predicted_s = (way.seconds - way.start_s) / way.iterations
-        console.print(f"a step took {fmean(result.step_s):.3g} s, {predicted_s:.3g} s predicted", soft_wrap=True)
-    console.print(
-        f"took {time_text(result.seconds)} and {usd_text(result.usd)} here; {time_text(way.seconds)} and "
-        f"{usd_text(way.usd)} predicted for what {way.way} rents",
-        soft_wrap=True,
+        facts.append(("", f"a step took {fmean(result.step_s):.3g} s, {predicted_s:.3g} s predicted"))
+    took = f"took {time_text(result.seconds)} and {usd_text(result.usd)} here"
+    predicted = f"{time_text(way.seconds)} and {usd_text(way.usd)} predicted for what {way.way} rents"
+    return Description(
+        title=f"run {result.run}: {way.text}, {result.updates.value}",
+        facts=(*facts, ("", f"{took}; {predicted}"), ("", f"the model is in {output}")),
+        tables=(Table(columns=columns, rows=rows),),
     )
-    console.print(f"the model is in {output}", soft_wrap=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from funcpipe.core.distribution import needed_from, version
 from funcpipe.core.texts import without_surrogates
 from funcpipe.errors import InputError
+from funcpipe.show.describe import Table
 from funcpipe.show.material import Material
 from funcpipe.show.page_parts import Drawing, Section, table
 from funcpipe.show.page_plan import plan_section
@@ -78,7 +79,7 @@ def environment_section(material: Material) -> Section:
     return Section(
         name="environment",
         title="Environment",
-        parts=(table("Environment and versions", ("what", "value"), _rows(material), text=True),),
+        parts=(table(Table.of("Environment and versions", ("what", "value"), _rows(material), text=True)),),
     )
 
 

@@ -6,6 +6,7 @@ from html import escape
 from typing import Any
 
 from funcpipe.core.distribution import needed_from
+from funcpipe.show.describe import Table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,45 +33,29 @@ def paragraph(text: str, *, kind: str = "") -> str:
     return f'<p class="{kind}">{escape(text)}</p>' if kind else f"<p>{escape(text)}</p>"
 
 
-def table(caption: str, head: Sequence[str], rows: Iterable[Sequence[str]], *, text: bool = False) -> str:
+def table(made: Table) -> str:
     """A table whose first column names the row. It scrolls sideways by itself where the page is narrow.
 
-    Cells are numbers, unless they are `text`, which wraps.
+    Cells of numbers stay in one line, those of text wrap.
     """
-    top = "".join(f'<th scope="col">{escape(text)}</th>' for text in head)
+    text = all(column.text for column in made.columns)
+    top = "".join(f'<th scope="col">{escape(column.name)}</th>' for column in made.columns)
     body = "".join(
         f'<tr><th scope="row">{escape(first)}</th>{"".join(f"<td>{escape(cell)}</td>" for cell in rest)}</tr>'
-        for first, *rest in rows
+        for first, *rest in made.rows
     )
+    caption = escape(made.title)
     return (
-        f'<div class="scroll" role="region" aria-label="{escape(caption)}" tabindex="0">'
+        f'<div class="scroll" role="region" aria-label="{caption}" tabindex="0">'
         f'<table class="{"text" if text else "numbers"}">'
-        f"<caption>{escape(caption)}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
+        f"<caption>{caption}</caption><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"
     )
 
 
-def tiles(values: Iterable[tuple[str, str, str]]) -> str:
-    """Key figures: what, how much, and a remark."""
-    items = "".join(
-        f"<div><dt>{escape(name)}</dt><dd>{escape(value)}<small>{escape(remark)}</small></dd></div>"
-        for name, value, remark in values
-    )
+def facts(made: Iterable[tuple[str, str]]) -> str:
+    """Facts by name, as tiles."""
+    items = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(fact)}</dd></div>" for name, fact in made)
     return f'<dl class="tiles">{items}</dl>'
-
-
-def usd(value: float) -> str:
-    """Dollars with three digits that count."""
-    return f"${value:,.2f}" if value >= 100 else f"${value:.3g}" if value >= 1e-4 or value == 0 else f"${value:.2e}"
-
-
-def seconds(value: float) -> str:
-    """Seconds with three digits that count; short times in milliseconds."""
-    return f"{value * 1e3:.3g} ms" if 0 < abs(value) < 0.1 else f"{value:,.4g} s"
-
-
-def megabytes(value: float) -> str:
-    """Bytes in MB of 2^20 bytes."""
-    return f"{value / 2**20:,.0f} MB" if value >= 10 * 2**20 else f"{value / 2**20:.3g} MB"
 
 
 COLOURS = {

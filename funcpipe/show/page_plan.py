@@ -1,22 +1,19 @@
-"""Sections of the page: the plan over the graph of its layers, and the timeline of the lanes."""
+"""Sections of the page: the plan over the graph of its layers: cuts, sizes, and what fills each function."""
 
-from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from funcpipe.core import MB, Estimate, Plan
+from funcpipe.show.describe import Table, describe, megabytes
 from funcpipe.show.material import Material
 from funcpipe.show.page_parts import (
     Drawing,
     Section,
     chart,
-    megabytes,
-    paragraph,
-    seconds,
+    facts,
     set_hover,
     stage_colour,
     table,
-    tiles,
-    usd,
 )
 
 _PARTS = (
@@ -34,25 +31,22 @@ def plan_section(material: Material) -> Section | None:
     plan, estimate = material.plan, material.estimate
     if plan is None:
         return None
-    parts: list[Drawing | str] = [tiles(_key_figures(plan, estimate)), _graph(plan, material)]
+    described = describe(replace(plan, estimate=estimate))
+    size = ("functions", f"{plan.workers}: {len(plan.stages)} stages × {plan.replicas} replicas, {plan.schedule.value}")
+    parts: list[Drawing | str] = [facts([size, *described.facts]), _graph(plan, material)]
     if estimate is not None:
         parts.append(_memory(plan, estimate))
-    parts.append(table("Stages", ("stage", "layers", "function", "recomputes", "memory"), _rows(plan, estimate)))
-    if plan.solver is not None:
-        bound = "" if plan.solver.gap is None else f", gap {plan.solver.gap:.2%}"
-        parts.append(paragraph(f"Found by {plan.solver.name}: {plan.solver.status.value}{bound}.", kind="note"))
+    parts.append(table(_with_names(described.tables[0], plan)))
     return Section(name="plan", title="Plan", parts=tuple(parts))
 
 
-def _key_figures(plan: Plan, estimate: Estimate | None) -> Iterator[tuple[str, str, str]]:
-    yield "functions", str(plan.workers), f"{len(plan.stages)} stages × {plan.replicas} replicas"
-    yield "batch", str(plan.global_batch), f"{plan.micro_batches} micro-batches of {plan.micro_batch}"
-    yield "schedule", plan.schedule.value, f"synchronisation {plan.sync.value}, {plan.wire.value} on the wire"
-    if plan.joint_loss:
-        yield "loss", "joint", f"computed for {plan.loss_of}"
-    if estimate is not None:
-        yield "predicted iteration", seconds(estimate.iteration_s), f"busiest: {estimate.bottleneck}"
-        yield "predicted price", usd(estimate.cost_usd), "for each iteration"
+def _with_names(stages: Table, plan: Plan) -> Table:
+    """Return the table of the stages with the first and the last layer of each by name."""
+    rows = []
+    for (number, numbers, *rest), stage in zip(stages.rows, plan.stages, strict=True):
+        names = f"{numbers} ({stage.layers[0]} … {stage.layers[-1]})" if stage.layers else numbers
+        rows.append((number, names, *rest))
+    return replace(stages, rows=tuple(rows), title="Stages")
 
 
 def _graph(plan: Plan, material: Material) -> Drawing:
@@ -147,14 +141,3 @@ def _memory(plan: Plan, estimate: Estimate) -> Drawing:
         legend=legend,
         caption="What fills the memory of each stage's functions at their peak, inside what the function has.",
     )
-
-
-def _rows(plan: Plan, estimate: Estimate | None) -> Iterator[tuple[str, ...]]:
-    for number, stage in enumerate(plan.stages):
-        names = stage.layers
-        listed = f" ({names[0]} … {names[-1]})" if names else ""
-        needs = "" if estimate is None else f"{megabytes(estimate.stages[number].memory_bytes)} of "
-        yield (
-            *(str(number), f"{stage.first} to {stage.stop - 1}{listed}", stage.size),
-            *("yes" if stage.recompute else "no", f"{needs}{stage.memory_mb:,} MB"),
-        )

@@ -6,22 +6,21 @@ from dataclasses import dataclass
 
 from funcpipe.analysis.compare import StageUse, account, time_use
 from funcpipe.analysis.improve import Change, changes
-from funcpipe.core import Bill, Estimate, FinishedRun, Outcome, Plan, Trace, Use, worker_name
+from funcpipe.core import Bill, FinishedRun, Outcome, Plan, Trace, Use, worker_name
 from funcpipe.core.texts import counted
 from funcpipe.core.trace import IN_STEPS
+from funcpipe.show.describe import Table, seconds, usd
 from funcpipe.show.material import Material
 from funcpipe.show.page_parts import (
     COLOURS,
     Drawing,
     Section,
     chart,
-    megabytes,
     paragraph,
-    seconds,
     set_hover,
     table,
-    usd,
 )
+from funcpipe.show.runs import bill, estimate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +52,7 @@ def progress_section(material: Material) -> Section | None:
         return None
     if found:
         rows = [(mark.worker, "" if mark.step is None else str(mark.step + 1), mark.why) for mark in found]
-        parts.append(table("Restarts and hand-overs", ("worker", "step", "what"), rows))
+        parts.append(table(Table.of("Restarts and hand-overs", ("worker", "step", "what"), rows)))
     elif trace is not None:
         where = "the steps of the trace" if finished is None else "the run"
         where += " since it was resumed" if finished is not None and finished.bill.earlier_usd else ""
@@ -238,7 +237,8 @@ def _table(uses: Sequence[StageUse], where: str) -> str:
         rows.append(("all", *_sums([stage.seconds for stage in uses], used, seconds)))
         prices = [stage.usd for stage in uses if stage.usd is not None]
         rows += [("all, price", *_sums(prices, used, usd))] if prices else []
-    return table(f"Function time and its price, {where}", ("stage", *(use.value for use in used), "all"), rows)
+    names = ("stage", *(use.value for use in used), "all")
+    return table(Table.of(f"Function time and its price, {where}", names, rows))
 
 
 def _sums(values: Sequence[Mapping[Use, float]], used: Sequence[Use], text: Callable[[float], str]) -> Iterator[str]:
@@ -259,11 +259,8 @@ def _changes(plan: Plan, found: Sequence[Change]) -> str:
         )
         for change in found[:_MOST_CHANGES]
     ]
-    return table(
-        "What to change, each for one iteration, priced by the planner's cost model",
-        ("change", "seconds", "dollars", "trade"),
-        rows,
-    )
+    title = "What to change, each for one iteration, priced by the planner's cost model"
+    return table(Table.of(title, ("change", "seconds", "dollars", "trade"), rows))
 
 
 def _rate(change: Change) -> str:
@@ -273,87 +270,16 @@ def _rate(change: Change) -> str:
 
 
 def bill_section(material: Material) -> Section | None:
-    """The section; None if there is neither a bill nor an estimate."""
-    estimate, finished = material.estimate, material.finished
-    if finished is None:
-        return None if estimate is None else _estimated(estimate)
-    bill, steps = finished.bill, len(finished.losses)
-    if material.record is not None:  # the bill is of what the run has done since it was last started
-        steps -= material.record.first_step - material.record.began_step
-    rows = _rows(bill, estimate, steps)
-    parts = [
-        table(f"{counted(steps, 'step')} on {bill.platform}", ("item", "estimate", "bill", "bill / estimate"), rows)
-    ]
-    if bill.stores:
-        head = ("kind", "store", "estimate", "bill", "bill / estimate", "puts", "lists", "gets", "sent", "received")
-        parts.append(table("What each kind of object took of its store", head, _store_rows(bill, estimate, steps)))
-    if bill.prices_note:
-        parts.append(paragraph(f"{bill.prices_note[0].upper()}{bill.prices_note[1:]}.", kind="note"))
-    if bill.earlier_usd:
-        earlier = len(finished.losses) - steps
-        note = f"Before it was resumed, the run had cost {usd(bill.earlier_usd)}"
-        parts.append(paragraph(f"{note} for {counted(earlier, 'step')}." if earlier else f"{note}.", kind="note"))
-    unlike = "; what the client downloads is not" if bill.traffic_usd else ""
-    parts.append(
-        paragraph(f"The estimate is that of an iteration, times the steps; start-up is in it as overhead{unlike}.")
-    )
-    return Section(name="bill", title="Bill", parts=tuple(parts))
-
-
-def _rows(bill: Bill, estimate: Estimate | None, steps: int) -> list[tuple[str, ...]]:
-    expected = None if estimate is None else steps * (estimate.cost_usd + estimate.overhead_usd)
-    compute = None if estimate is None else steps * estimate.compute_usd
-    requested = None if estimate is None else steps * estimate.request_usd
-    puts, gets = (None, None) if estimate is None else (steps * estimate.puts, steps * estimate.gets)
-    hours = None if estimate is None else steps * estimate.hours_usd
-    overhead = "" if estimate is None else usd(steps * estimate.overhead_usd)
-    return [
-        _money("functions", compute, bill.compute_usd),
-        _money("requests", requested, bill.request_usd),
-        *([_money("hours of stores", hours, bill.hours_usd)] if bill.hours_usd or hours else []),
-        *([_money("downloads by the client", None, bill.traffic_usd)] if bill.traffic_usd else []),
-        ("starts and hand-overs", overhead, "in the items above", ""),
-        _money("all", expected, bill.cost_usd - bill.earlier_usd),
-        _count("puts", puts, bill.puts),
-        _count("gets", gets, bill.gets),
-        ("lists", "", f"{bill.lists:,}", ""),
-        ("functions started", "", f"{bill.functions:,}", ""),
-        ("function time", "", seconds(bill.function_seconds), ""),
-    ]
-
-
-def _store_rows(bill: Bill, estimate: Estimate | None, steps: int) -> list[tuple[str, ...]]:
-    expected = {item.kind: steps * item.cost_usd for item in (() if estimate is None else estimate.stores)}
-    rows = []
-    for item in bill.stores:
-        kind, store, asked = item.kind, item.store, item.requests
-        name, *money = _money("all else" if kind == "default" else kind, expected.get(kind), item.cost_usd)
-        counts = (f"{count:,}" for count in (asked.puts, asked.lists, asked.gets))
-        moved = megabytes(asked.sent_bytes), megabytes(asked.received_bytes)
-        rows.append((name, store, *money, *counts, *moved))
-    return rows
-
-
-def _money(name: str, expected: float | None, found: float) -> tuple[str, ...]:
-    return name, "" if expected is None else usd(expected), usd(found), _ratio(expected, found)
-
-
-def _count(name: str, expected: int | None, found: int) -> tuple[str, ...]:
-    return name, "" if expected is None else f"{expected:,}", f"{found:,}", _ratio(expected, found)
-
-
-def _ratio(expected: float | None, found: float) -> str:
-    return f"{found / expected:.2f}" if expected else ""
-
-
-def _estimated(estimate: Estimate) -> Section:
-    rows = [
-        ("functions", usd(estimate.compute_usd)),
-        ("requests", usd(estimate.request_usd)),
-        *([("hours of stores", usd(estimate.hours_usd))] if estimate.hours_usd else []),
-        ("starts and hand-overs", usd(estimate.overhead_usd)),
-        ("all", usd(estimate.cost_usd + estimate.overhead_usd)),
-        ("puts", f"{estimate.puts:,}"),
-        ("gets", f"{estimate.gets:,}"),
-    ]
-    return Section(name="bill", title="Bill", parts=(table("Estimate for one iteration", ("item", "estimate"), rows),))
+    """Return the bill of a run, item by item, beside what was estimated; None if there is neither."""
+    found, finished = material.estimate, material.finished
+    if finished is not None:
+        steps, earlier = len(finished.losses), 0
+        if material.record is not None:  # the bill is of what the run has done since it was last started
+            earlier = material.record.first_step - material.record.began_step
+        described = bill(finished.bill, found, steps - earlier, earlier_steps=earlier)
+    elif found is not None:
+        described = estimate(found)
+    else:
+        return None
+    parts = (*map(table, described.tables), *(paragraph(line, kind="note") for line in described.lines))
+    return Section(name="bill", title=described.title, parts=parts)

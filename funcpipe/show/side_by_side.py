@@ -4,14 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-
 from funcpipe.analysis.compare import time_use
 from funcpipe.core import MB, Plan, Trace, read, read_trace
 from funcpipe.core.trace import IN_STEPS, TRACE_FORMAT
 from funcpipe.errors import InputError
+from funcpipe.show.describe import Column, Description, Table
 from funcpipe.show.material import document_format
-from funcpipe.show.terminal import Column, print_table
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,8 +96,9 @@ def _of_trace(trace: Trace) -> dict[str, str]:
     return found
 
 
-def beside(found: SideBySide, console: Console) -> None:
-    """A row for each quantity, a column for each file; what differs is marked."""
+def beside(found: SideBySide) -> Description:
+    """Return a row for each quantity, a column for each file; what differs is marked."""
     columns = (Column("", text=True), *(Column(name, text=True) for name in found.names))
-    rows = [(f"{'*' if len(set(values)) > 1 else ' '} {what}", *values) for what, values in found.rows.items()]
-    print_table(console, f"{len(found.names)} side by side; * marks what differs", columns, rows)
+    rows = ((f"{'*' if len(set(values)) > 1 else ' '} {what}", *values) for what, values in found.rows.items())
+    table = Table(columns=columns, rows=tuple(rows))
+    return Description(title=f"{len(found.names)} side by side; * marks what differs", tables=(table,))

@@ -4,26 +4,23 @@ A column of numbers is as wide as its longest cell. Columns of text share what i
 that is too wide, whole columns are left out, the least important first, and a line below the table names them.
 """
 
+import contextlib
 import textwrap
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rich import box
 from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.progress import BarColumn, Progress, TextColumn
 from rich.segment import Segment
-from rich.table import Table
+from rich.table import Table as RichTable
 
+from funcpipe.core import Trace
 from funcpipe.core.process import discard_output
 from funcpipe.core.texts import printable
-
-if TYPE_CHECKING:
-    from rich.console import Console
-import contextlib
-from collections.abc import Iterator
-
-from rich.progress import BarColumn, Progress, TextColumn
+from funcpipe.show.describe import Column, Description, Table
 
 
 class Terminal(Console):
@@ -58,38 +55,52 @@ class Terminal(Console):
         discard_output(self.file)
 
 
+_GANTT_LABEL = len("s0.r0 download ") + 3
+"""Room for the name of a lane, with numbers of some digits."""
+
 _GAP = 2
 """Blanks between two columns."""
 
 _NARROWEST = 16
 """Width to which a column with longer words, such as names of layers, may shrink: they go on in the next line."""
 
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column, of numbers unless it is `text`. Those with the lowest `drop` are left out first, those with 0 never."""
-
-    name: str
-    text: bool = False
-    drop: int = 0
-
-
 Cells = Mapping[Column, Sequence[str]]
 Widths = dict[Column, int]
 
 
-def print_table(console: Console, title: str, columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Print `rows`, each with a cell for each column."""
-    cells = {column: [row[i] for row in rows] for i, column in enumerate(columns)}
+def draw(described: Description | str, console: Console) -> None:
+    """Print a description, or a text."""
+    if isinstance(described, str):
+        console.print(described)
+        return
+    if described.title:
+        console.print(described.title, style="bold")
+    for table in described.tables:
+        if table.title:
+            console.print(table.title, style="bold")
+        print_table(console, table)
+    if isinstance(described.figure, Trace):
+        from funcpipe.show.timeline import gantt_lines
+
+        for line in gantt_lines(described.figure, columns=max(console.width - _GANTT_LABEL, 20)):
+            console.print(line, overflow="crop", no_wrap=True)
+    for line in described.lines:
+        console.print(line)
+    for command in described.commands:
+        console.print(command, soft_wrap=True)
+
+
+def print_table(console: Console, table: Table) -> None:
+    """Print the columns for which there is room, and name the others."""
+    cells = {column: [row[i] for row in table.rows] for i, column in enumerate(table.columns)}
     widths = _widths(cells, console.width)
-    table = Table(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
+    drawn = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, _GAP - 1, 0, 0))
     for column, width in widths.items():
-        table.add_column(column.name, width=width, justify="left" if column.text else "right", overflow="fold")
+        drawn.add_column(column.name, width=width, justify="left" if column.text else "right", overflow="fold")
     for row in zip(*(cells[column] for column in widths), strict=True):
-        table.add_row(*row)
-    console.print(title, style="bold")
-    console.print(_Whole(table, max(console.width, _total(widths))), crop=False)
-    left_out = [column.name for column in columns if column not in widths]
+        drawn.add_row(*row)
+    console.print(_Whole(drawn, max(console.width, _total(widths))), crop=False)
+    left_out = [column.name for column in table.columns if column not in widths]
     if left_out:
         console.print(f"left out for lack of width: {', '.join(left_out)} (--json has everything)", style="dim")
 
@@ -98,7 +109,7 @@ def print_table(console: Console, title: str, columns: Sequence[Column], rows: S
 class _Whole:
     """A table in the width that it needs: in a terminal too narrow for all its numbers, lines go on in the next."""
 
-    table: Table
+    table: RichTable
     width: int
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:

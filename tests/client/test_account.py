@@ -38,8 +38,9 @@ from funcpipe.core import (
 )
 from funcpipe.platforms.base import Handle
 from funcpipe.platforms.catalog import load_spec
+from funcpipe.show.describe import seconds, usd
 from funcpipe.show.material import Material, load_kept
-from funcpipe.show.page_parts import Drawing, Section, seconds, usd
+from funcpipe.show.page_parts import Drawing, Section
 from funcpipe.show.page_run import bill_section, marks, progress_section, spent_section
 from funcpipe.show.side_by_side import side_by_side
 from funcpipe.testing.faults import FunctionFaults
@@ -313,8 +314,8 @@ def texts_tell_the_bill(ended: Ended, storage: MemoryStorage, functions: Timed) 
     assert own == pytest.approx(sum(report.alive_s * report.usd_s for report in ended.finished.workers))
     assert found.step == steps
     console = Console(width=200, record=True, file=io.StringIO())
-    render.training_result(ended.result, None, {}, None, console)
-    notebook, terminal = ended.result.summary().text, console.export_text()
+    render.draw(render.training_result(ended.result, written={}), console)
+    notebook, terminal = repr(ended.result), console.export_text()
     for text in (notebook, terminal):
         assert re.search(rf"\b{steps} steps?\b", text), text
         assert ("before it was resumed" in text) == (ended.began > 0)

@@ -8,10 +8,12 @@ from html.parser import HTMLParser
 import pytest
 
 from funcpipe.core import RequestCounts, RunRecord, StoreBill
+from funcpipe.core.texts import number_text
 from funcpipe.errors import InputError
+from funcpipe.show.describe import Table
 from funcpipe.show.material import Material, merged
 from funcpipe.show.page import page
-from funcpipe.show.page_parts import table, usd
+from funcpipe.show.page_parts import table
 from funcpipe.show.page_run import bill_section, marks, throughput
 from tests.e2e import small
 from tests.show.large import material
@@ -75,7 +77,7 @@ def test_names_cannot_break_out_of_the_page() -> None:
     assert WHOLE.plan is not None
     text = page(Material(plan=replace(WHOLE.plan, model="</script><script>alert(1)</script>")))
     assert "<script>alert(1)" not in text
-    assert "&lt;b&gt;" in table("t", ("a",), [("<b>",)])
+    assert "&lt;b&gt;" in table(Table.of("t", ("a",), [("<b>",)]))
 
 
 def test_restarts_are_marked_at_their_step() -> None:
@@ -149,10 +151,13 @@ def test_each_kind_of_object_stands_with_its_store_beside_its_estimate() -> None
     assert section is not None
     whole, items, *_ = map(str, section.parts)
     (expected,) = [3 * of_kind.cost_usd for of_kind in WHOLE.estimate.stores if of_kind.kind == "messages"]
-    counts = "<td>1,234</td><td>5</td><td>6</td><td>20 MB</td><td>30 MB</td>"
-    cells = f"<td>near</td><td>{usd(expected)}</td><td>$1.5</td><td>{1.5 / expected:.2f}</td>{counts}"
-    assert f'<th scope="row">messages</th>{cells}' in items
-    assert f'<th scope="row">all else</th><td>near</td><td></td><td>$1.5</td><td></td>{counts}' in items
+    numbers = ["near", "1234", "5", "6", "0.250000", "20.00", "30.00", "0.500000", "0.750000", "1.500000"]
+    for kind, beside in {
+        "messages": [number_text(expected, 6), f"{1.5 / expected:.2f}"],
+        "all else": ["-", "-"],
+    }.items():
+        cells = "".join(f"<td>{cell}</td>" for cell in [*numbers, *beside])
+        assert f'<th scope="row">{kind}</th>{cells}' in items
     assert '<th scope="row">hours of stores</th><td>$0</td><td>$0.75</td>' in whole
 
 

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from funcpipe.core import Bill, Estimate, RequestCounts, StoreBill, StoreEstimate
 from funcpipe.show.runs import stores_of_bill
+from funcpipe.show.terminal import print_table
 
 ASKED = RequestCounts(puts=120, lists=3, gets=240, sent_bytes=3 << 20, received_bytes=6 << 20)
 NEAR = StoreBill(kind="messages", store="near", requests=ASKED, request_usd=0.25, transfer_usd=0.5, hours_usd=0.125)
@@ -40,7 +41,8 @@ EXPECTED = Estimate(
 def shown(bill: Bill, expected: Estimate | None) -> list[list[str]]:
     """The words of each line."""
     console = Console(file=io.StringIO(), width=160)
-    stores_of_bill(bill, expected, 4, console)
+    for table in stores_of_bill(bill, expected, 4):
+        print_table(console, table)
     return [line.split() for line in console.file.getvalue().splitlines() if line.strip()]  # type: ignore[attr-defined]
 
 
@@ -48,10 +50,10 @@ def test_a_line_for_each_kind_beside_what_its_plan_expected_of_as_many_steps() -
     bill = replace(BILL, stores=(REST, NEAR))
     numbers = ["120", "3", "240", "0.250000", "3.00", "6.00", "0.500000", "0.125000", "0.875000"]
     lines = shown(bill, EXPECTED)
-    assert ["messages", "near", *numbers, "0.750000"] in lines
+    assert ["messages", "near", *numbers, "0.750000", "1.17"] in lines
     assert lines[-2][:3] == ["all", "else", "default"]
     assert lines[-2][-1] == "-"
-    assert ["messages", "near", *numbers, "-"] in shown(bill, None)
+    assert ["messages", "near", *numbers, "-", "-"] in shown(bill, None)
 
 
 def test_nothing_where_all_is_in_the_default_store() -> None:

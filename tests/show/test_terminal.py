@@ -36,11 +36,12 @@ from funcpipe.core.texts import number_text, time_text, usd_text
 from funcpipe.partitioner.alternatives import Front, WhatIf
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.liveness import WorkerState
+from funcpipe.show.describe import Column, Description, Table
 from funcpipe.show.runs import doing
-from funcpipe.show.terminal import Column, Terminal, print_table
+from funcpipe.show.terminal import Terminal, draw
 from funcpipe.training.verify import TensorDifference, Verification
 
-Draw = Callable[[Console], None]
+Describe = Callable[[], Description]
 
 LARGE_S, LARGE_USD, LARGE_BYTES = 98765.4321, 4321.987654, 123_456 << 20
 STAGE = StageEstimate(
@@ -86,7 +87,7 @@ PATH = "/home/someone/experiments/of-this-week/gigantic-model/plans/plan-of-mond
 USE = LaneUse(busy_s=LARGE_S, wait_s=LARGE_S / 2, idle_s=LARGE_S / 3, usd=LARGE_USD, idle_usd=LARGE_USD / 2)
 
 
-def profile(console: Console) -> None:
+def profile() -> Description:
     layer = LayerProfile(
         name="encoder.layers.11.self_attention.output.dense",
         parameter_bytes=LARGE_BYTES,
@@ -103,14 +104,14 @@ def profile(console: Console) -> None:
         layers=(layer,),
         tensors=(),
     )
-    render.profile(measured, "profile.json", console)
+    return render.profile(measured, "profile.json")
 
 
-def what_if(console: Console) -> None:
-    render.what_if(WhatIf(now=PLAN, kept=ESTIMATE, obstacle=None, best=PLAN), "plan.json", console)
+def what_if() -> Description:
+    return render.what_if(WhatIf(now=PLAN, kept=ESTIMATE, obstacle=None, best=PLAN), "plan.json")
 
 
-def front(console: Console) -> None:
+def front() -> Description:
     found = Front(
         model="gigantic",
         platform="aws-lambda",
@@ -121,7 +122,7 @@ def front(console: Console) -> None:
         marked={"2^16": 0, "2^19": 0, "2^22": 0, "0": 1},
         recommended=1,
     )
-    render.front(found, "plan.json", console)
+    return render.front(found, "plan.json")
 
 
 WORKER = WorkerStatus(
@@ -143,7 +144,7 @@ WORKER = WorkerStatus(
 )
 
 
-def status(console: Console) -> None:
+def status() -> Description:
     worker = WORKER
     failed = replace(worker, outcome=Outcome.FAILED, error="ValueError: the loss is nan", busy=())
     idle = replace(worker, busy=())
@@ -160,30 +161,30 @@ def status(console: Console) -> None:
         saved_step=1234560,
         workers=(worker, failed, idle, lost),
     )
-    render.run_status(found, "file:///runs", console)
+    return render.run_status(found, "file:///runs")
 
 
-def verification(console: Console) -> None:
+def verification() -> Description:
     tensors = (
         TensorDifference(
             name="encoder.layers.11.self_attention.output.dense.weight", layer="encoder", difference=1.23e-10
         ),
         TensorDifference(name="bias", layer="encoder.layers.11.self_attention.output", difference=4.56e-10),
     )
-    render.verification(Verification(steps=3, tolerance=1e-4, tensors=tensors), console)
+    return render.verification(Verification(steps=3, tolerance=1e-4, tensors=tensors))
 
 
-def comparison(console: Console) -> None:
+def comparison() -> Description:
     lanes = tuple(LaneReport(stage=11, lane=lane, predicted=USE, observed=USE) for lane in Resource)
     unused = replace(USE, busy_s=0.0, usd=None, idle_usd=None)
     lanes += (LaneReport(stage=12, lane=Resource.MERGE, predicted=unused, observed=unused),)
     found = Report(run="run-1", steps=8, predicted_iteration_s=LARGE_S, observed_iteration_s=LARGE_S, lanes=lanes)
-    render.comparison(found, "observed.json", console)
+    return render.comparison(found, "observed.json")
 
 
-def printed(draw: Draw, width: int) -> str:
+def printed(describe: Describe, width: int) -> str:
     file = io.StringIO()
-    draw(Console(file=file, width=width, highlight=False, markup=False, emoji=False))
+    draw(describe(), Console(file=file, width=width, highlight=False, markup=False, emoji=False))
     return file.getvalue()
 
 
@@ -195,22 +196,22 @@ def numbers(text: str) -> set[str]:
 
 @pytest.mark.parametrize("width", [40, 60, 80])
 @pytest.mark.parametrize(
-    "draw",
+    "describe",
     [
         profile,
-        lambda console: render.plan(PLAN, "plan.json", console),
+        lambda: render.plan(PLAN, "plan.json"),
         what_if,
         front,
         status,
         verification,
         comparison,
-        lambda console: render.platform(load_spec("aws-lambda"), console),
-        lambda console: render.platforms([load_spec("aws-lambda")], console),
+        lambda: render.platform(load_spec("aws-lambda")),
+        lambda: render.platforms([load_spec("aws-lambda")]),
     ],
     ids=["profile", "plan", "what_if", "front", "status", "verification", "comparison", "platform", "platforms"],
 )
-def test_no_number_is_cut_in_a_narrow_terminal(draw: Draw, width: int) -> None:
-    narrow, wide = printed(draw, width), printed(draw, 1000)
+def test_no_number_is_cut_in_a_narrow_terminal(describe: Describe, width: int) -> None:
+    narrow, wide = printed(describe, width), printed(describe, 1000)
     assert "…" not in narrow
     assert "left out" not in wide
     assert numbers(narrow) <= numbers(wide)
@@ -218,14 +219,14 @@ def test_no_number_is_cut_in_a_narrow_terminal(draw: Draw, width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [40, 80])
-@pytest.mark.parametrize("draw", [lambda console: render.plan(PLAN, PATH, console), comparison, status])
-def test_lines_are_whole_in_a_file_and_words_are_whole_in_a_terminal(draw: Draw, width: int) -> None:
+@pytest.mark.parametrize("describe", [lambda: render.plan(PLAN, PATH), comparison, status])
+def test_lines_are_whole_in_a_file_and_words_are_whole_in_a_terminal(describe: Describe, width: int) -> None:
     """As a script reads them, and as a person copies a path from them."""
     wide, read, seen = (io.StringIO() for _ in range(3))
-    draw(Terminal(file=wide, width=1000))
-    draw(Terminal(file=read, width=width))
-    draw(Terminal(file=seen, width=width, force_terminal=True, color_system=None))
-    begun = r"^(iteration |exact: |waiting: |trace: ).*"
+    draw(describe(), Terminal(file=wide, width=1000))
+    draw(describe(), Terminal(file=read, width=width))
+    draw(describe(), Terminal(file=seen, width=width, force_terminal=True, color_system=None))
+    begun = r"^(iteration: |exact: |waiting: |trace: ).*"
     sentences = {match[0] for match in re.finditer(begun, wide.getvalue(), re.MULTILINE)}
     assert sentences
     assert sentences <= set(read.getvalue().splitlines())
@@ -251,14 +252,12 @@ def test_no_amount_is_so_small_that_it_is_shown_as_nothing() -> None:
     plan = replace(PLAN, estimate=replace(tiny(ESTIMATE), hours_usd=1e-9))
     lane = LaneReport(stage=0, lane=Resource.UPLOAD, predicted=tiny(USE), observed=tiny(USE))
     found = Report(run="r", steps=1, predicted_iteration_s=1e-8, observed_iteration_s=2e-8, lanes=(lane,))
-    for draw in (
-        lambda console: render.plan(plan, "plan.json", console),
-        lambda console: render.what_if(
-            WhatIf(now=plan, kept=plan.estimate, obstacle=None, best=plan), "plan.json", console
-        ),
-        lambda console: render.comparison(found, "observed.json", console),
+    for describe in (
+        lambda: render.plan(plan, "plan.json"),
+        lambda: render.what_if(WhatIf(now=plan, kept=plan.estimate, obstacle=None, best=plan), "plan.json"),
+        lambda: render.comparison(found, "observed.json"),
     ):
-        text = printed(draw, 1000)
+        text = printed(describe, 1000)
         assert not re.findall(r"(?<![\d.])0\.0+(?![\d])", text), text
 
 
@@ -290,8 +289,8 @@ def test_columns_that_are_left_out_are_named() -> None:
 
 
 def test_text_that_looks_like_markup_is_printed_as_it_is() -> None:
-    columns = (Column("layer", text=True), Column("n"))
-    assert "[red]a:smile:" in printed(lambda console: print_table(console, "", columns, [("[red]a:smile:", "1")]), 80)
+    made = Description(title="", tables=(Table.of("", ("layer", "n"), [("[red]a:smile:", "1")]),))
+    assert "[red]a:smile:" in printed(lambda: made, 80)
 
 
 @given(
@@ -302,7 +301,8 @@ def test_text_that_looks_like_markup_is_printed_as_it_is() -> None:
 )
 def test_every_number_of_a_column_that_is_shown_is_whole(rows: list[tuple[str, ...]], width: int) -> None:
     columns = (Column("a"), Column("b", drop=2), Column("c", drop=1), Column("d"), Column("e", text=True))
-    shown = printed(lambda console: print_table(console, "", columns, rows), width)
+    made = Description(title="", tables=(Table(columns=columns, rows=tuple(rows)),))
+    shown = printed(lambda: made, width)
     words = set(shown.split())
     left_out = " ".join(shown.split()).partition("left out for lack of width:")[2].partition("(")[0]
     for i, column in enumerate(columns[:4]):

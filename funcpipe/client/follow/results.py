@@ -21,10 +21,7 @@ from funcpipe.core import (
     prices_of,
     store_bills,
 )
-from funcpipe.core.bill import earlier_text
-from funcpipe.core.stores import DEFAULT
-from funcpipe.core.summary import HasSummary, Summary, curve
-from funcpipe.core.texts import counted, number_text, usd_text
+from funcpipe.core.texts import Described
 from funcpipe.errors import InvalidValue, RunUnknown
 from funcpipe.model.split.module_state import Attributes
 from funcpipe.platforms.function_group import WatchedFunction
@@ -33,34 +30,6 @@ from funcpipe.runstate.spending import reported_requests, request_usd, spent_so_
 from funcpipe.scheduler.clocks import aligned
 from funcpipe.training.losses import LossFunction
 from funcpipe.training.state import MODEL, StageState, tensor_names
-
-
-def result_summary(result: "RunResult") -> Summary:
-    """The losses, the cost, and the model of a run."""
-    bill, losses = result.bill, result.losses
-    fell = f", loss {losses[0]:.4f} -> {losses[-1]:.4f}" if losses else ""
-    values = sum(tensor.numel() for tensor in result.tensors.values())
-    seconds = number_text(bill.function_seconds, 1)
-    facts = [
-        ("cost", f"${usd_text(bill.cost_usd)} at the prices of {bill.platform}{earlier_text(bill)}"),
-        ("used", f"{counted(bill.functions, 'function')} for {seconds} s, {bill.requests_text}"),
-        ("model", f"{counted(len(result.tensors), 'tensor')} of {values:,} numbers: state_dict()"),
-    ]
-    if bill.prices_note:
-        facts.append(("prices", bill.prices_note))
-    if any(item.store != DEFAULT for item in bill.stores):
-        items = [f"{item.kind} in {item.store} ${usd_text(item.cost_usd)}" for item in bill.stores]
-        facts.append(("stores", ", ".join(items)))
-    if result.validations:
-        last = result.validations[-1]
-        measured = ", ".join(f"{name} {value:.4f}" for name, value in last.values.items())
-        facts.append(("validated", f"after step {last.step}: {measured}; the best was after step {result.best_step}"))
-    if result.skipped_steps:
-        facts.append(("skipped", f"{counted(len(result.skipped_steps), 'step')} whose gradients were not finite"))
-    if result.callback_errors:
-        facts.append(("callbacks", f"{counted(len(result.callback_errors), 'callback')} failed: callback_errors"))
-    title = f"Result of run {result.run}: {counted(len(losses), 'step')}{fell}"
-    return Summary(title=title, facts=tuple(facts), figure=curve(losses))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -94,7 +63,7 @@ def ignore_progress(progress: Progress) -> None:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class RunResult(HasSummary):
+class RunResult(Described):
     """The result of a run: the mean loss of each step, the trained tensors under the model's names, the bill.
 
     `attributes` are the Python attributes that forwards of the model change for the next ones, by module and name;
@@ -159,8 +128,6 @@ class RunResult(HasSummary):
         if not self.averaged:
             raise InvalidValue("average", None, "must be given to FuncPipe, such as average=EMA(decay=0.999)")
         return dict(self.averaged)
-
-    summary = result_summary
 
 
 def collect(
