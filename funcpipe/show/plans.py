@@ -131,7 +131,7 @@ def _of_plan(chosen: Plan) -> list[tuple[str, str]]:
 
 def written_to(path: str | None) -> tuple[tuple[str, str], ...]:
     """Return the fact that a file was written, if it was."""
-    return () if path is None else (("written to", path),)
+    return () if path is None else (("", f"written to {path}"),)
 
 
 def _time_and_cost(estimate: Estimate) -> str:
