@@ -54,7 +54,7 @@ def test_letters_of_all_scripts_are_shown_as_they_are(text: str) -> None:
 
 
 @given(text=any_text)
-def test_what_is_encodable_can_be_written(text: str) -> None:
+def test_text_without_surrogates_can_be_written(text: str) -> None:
     with io.TextIOWrapper(io.BytesIO(), encoding="utf-8") as file:
         file.write(without_surrogates(text))
 
