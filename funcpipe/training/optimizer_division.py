@@ -29,8 +29,16 @@ from funcpipe.model.draws import SHARED_GENERATORS, reseed
 from funcpipe.model.graph.isolation import in_turn
 from funcpipe.model.tensors import one_thread
 from funcpipe.training.gradients import Layout
-from funcpipe.training.optimizers import OptimizerFactory, ParameterShape, call_factory, group_settings, stage_optimizer
-from funcpipe.training.recipe_trial import are_equal, kind_of, small_shapes
+from funcpipe.training.optimizers import (
+    OptimizerFactory,
+    ParameterShape,
+    are_equal,
+    call_factory,
+    group_settings,
+    kind_of,
+    small_shapes,
+    stage_optimizer,
+)
 from funcpipe.training.sharding import ShardedOptimizer, has_cut_state
 
 _SMALL_STEPS = 12

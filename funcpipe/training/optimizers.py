@@ -20,9 +20,10 @@ and puts `t` into `tensors` under "optimizer/w/exp_avg"; `join_tensors` is the i
 """
 
 import inspect
+import math
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import compress
 from typing import Any
 
@@ -31,7 +32,8 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 
-from funcpipe.errors import ModelError, PlanError
+from funcpipe.core.texts import error_text
+from funcpipe.errors import FuncPipeError, InputError, ModelError, PlanError
 from funcpipe.model.split.stage import trained_by
 from funcpipe.training.losses import LossFunction
 
@@ -112,6 +114,73 @@ def _leave_only(optimizer: Optimizer, kept: set[int]) -> None:
                 group[field] = list(compress(group[field], mine))
     for parameter in [key for key in optimizer.state if isinstance(key, nn.Parameter) and id(key) not in kept]:
         del optimizer.state[parameter]
+
+
+_ELEMENTS = 100_000  # of a model that is tried as it is; of a larger one the dimensions are cut
+
+_SMALL = 8  # the size of a dimension that is cut
+
+
+def small_parameters(shapes: Sequence[ParameterShape]) -> list[tuple[str, nn.Parameter]]:
+    """Parameters of these names, with a few elements each in a large model."""
+    return [(one.name, nn.Parameter(torch.zeros(one.shape, dtype=one.dtype))) for one in small_shapes(shapes)]
+
+
+def small_shapes(shapes: Sequence[ParameterShape]) -> tuple[ParameterShape, ...]:
+    """Return the same parameters, in a large model with a few elements each."""
+    if _is_small(shapes):
+        return tuple(shapes)
+    return tuple(replace(shape, shape=tuple(min(size, _SMALL) for size in shape.shape)) for shape in shapes)
+
+
+def _is_small(shapes: Sequence[ParameterShape]) -> bool:
+    return sum(math.prod(shape.shape) for shape in shapes) <= _ELEMENTS
+
+
+def made_optimizer(factory: OptimizerFactory, named: Sequence[tuple[str, nn.Parameter]]) -> Optimizer:
+    """Return `factory`'s optimiser of these parameters. Raises InputError if it is not an optimiser of them."""
+    given = "pairs of name and parameter" if takes_names(factory) else "parameters"
+    try:
+        made: Any = call_factory(factory, named)
+    except FuncPipeError:  # there is no factory
+        raise
+    except Exception as error:  # whatever a user's factory raises
+        raise InputError(
+            f"the optimiser cannot be made: {error_text(error)}; optimizer= is called with a list of the "
+            f"model's {len(named)} trainable {given}"
+        ) from error
+    if isinstance(made, list | tuple) and sum(isinstance(one, Optimizer) for one in made) > 1:
+        raise InputError(
+            f"the optimiser factory returns {len(made)} optimisers, and a step over functions is that of one; if they "
+            "step together, make them groups of one optimiser; if in turn, train their parts in turn: see Several "
+            "optimisers in docs/training.md"
+        )
+    if not isinstance(made, Optimizer):
+        raise InputError(
+            f"the optimiser factory returns a {type(made).__name__}; it must return a torch.optim.Optimizer of the "
+            "parameters that it is given"
+        )
+    known = {id(parameter) for _, parameter in named}
+    strange = [p for group in made.param_groups for p in group["params"] if id(p) not in known]
+    if strange:
+        raise InputError(
+            f"the optimiser, {kind_of(made)}, holds {len(strange)} parameters that its factory was not given, the "
+            f"first of shape {list(strange[0].shape)}: functions train their own copies, so let the factory use its "
+            "argument, such as optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"
+        )
+    if not any(group["params"] for group in made.param_groups):
+        raise InputError(f"the optimiser, {kind_of(made)}, holds none of the model's {len(named)} trainable parameters")
+    return made
+
+
+def are_equal(one: Tensor, other: Tensor) -> bool:
+    """Return True if all elements are the same numbers, or NaN in both."""
+    return torch.equal(one, other) or bool(torch.isclose(one, other, rtol=0.0, atol=0.0, equal_nan=True).all())
+
+
+def kind_of(optimizer: Optimizer) -> str:
+    """Return the name of `optimizer` in messages."""
+    return type(optimizer).__name__
 
 
 OPTIMIZER = "optimizer/"

@@ -10,7 +10,6 @@ import inspect
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,7 +18,7 @@ from torch.optim import LBFGS, Optimizer
 
 from funcpipe.core import Coupled, Interval, OptimizerKind
 from funcpipe.core.texts import error_text
-from funcpipe.errors import FuncPipeError, InputError, InvalidValue, ModelError
+from funcpipe.errors import InputError, InvalidValue, ModelError
 from funcpipe.model.graph.isolation import in_turn
 from funcpipe.model.tensors import one_thread
 from funcpipe.training.averaging import followed
@@ -28,11 +27,14 @@ from funcpipe.training.losses import loss_of_output
 from funcpipe.training.optimizers import (
     OptimizerFactory,
     ParameterShape,
-    call_factory,
+    _is_small,
+    are_equal,
     capture_optimizer,
+    kind_of,
+    made_optimizer,
     restore_groups,
     restore_optimizer,
-    takes_names,
+    small_parameters,
     trainable_shapes,
 )
 from funcpipe.training.recipe import LrSchedule, Recipe, no_optimizer
@@ -186,27 +188,7 @@ def _copied(value: Any) -> Any:
 
 _STEPS = 4  # before and after the state is saved
 
-_ELEMENTS = 100_000  # of a model that is tried as it is; of a larger one the dimensions are cut
-
-_SMALL = 8  # the size of a dimension that is cut
-
 _AS_SCHEDULER = "give the schedule as scheduler=, so that it is saved and continued wherever the optimiser is"
-
-
-def small_parameters(shapes: Sequence[ParameterShape]) -> list[tuple[str, nn.Parameter]]:
-    """Parameters of these names, with a few elements each in a large model."""
-    return [(one.name, nn.Parameter(torch.zeros(one.shape, dtype=one.dtype))) for one in small_shapes(shapes)]
-
-
-def small_shapes(shapes: Sequence[ParameterShape]) -> tuple[ParameterShape, ...]:
-    """Return the same parameters, in a large model with a few elements each."""
-    if _is_small(shapes):
-        return tuple(shapes)
-    return tuple(replace(shape, shape=tuple(min(size, _SMALL) for size in shape.shape)) for shape in shapes)
-
-
-def _is_small(shapes: Sequence[ParameterShape]) -> bool:
-    return sum(math.prod(shape.shape) for shape in shapes) <= _ELEMENTS
 
 
 def _take_steps(optimizer: Optimizer, named: Sequence[tuple[str, nn.Parameter]], *, steps: int, seed: int = 0) -> None:
@@ -236,42 +218,6 @@ def _check_optimizer(factory: OptimizerFactory, shapes: Sequence[ParameterShape]
         _check_nothing_hidden(optimizer)
         _check_no_closure(optimizer)
         _check_continues(factory, shapes)
-
-
-def made_optimizer(factory: OptimizerFactory, named: Sequence[tuple[str, nn.Parameter]]) -> Optimizer:
-    """Return `factory`'s optimiser of these parameters. Raises InputError if it is not an optimiser of them."""
-    given = "pairs of name and parameter" if takes_names(factory) else "parameters"
-    try:
-        made: Any = call_factory(factory, named)
-    except FuncPipeError:  # there is no factory
-        raise
-    except Exception as error:  # whatever a user's factory raises
-        raise InputError(
-            f"the optimiser cannot be made: {error_text(error)}; optimizer= is called with a list of the "
-            f"model's {len(named)} trainable {given}"
-        ) from error
-    if isinstance(made, list | tuple) and sum(isinstance(one, Optimizer) for one in made) > 1:
-        raise InputError(
-            f"the optimiser factory returns {len(made)} optimisers, and a step over functions is that of one; if they "
-            "step together, make them groups of one optimiser; if in turn, train their parts in turn: see Several "
-            "optimisers in docs/training.md"
-        )
-    if not isinstance(made, Optimizer):
-        raise InputError(
-            f"the optimiser factory returns a {type(made).__name__}; it must return a torch.optim.Optimizer of the "
-            "parameters that it is given"
-        )
-    known = {id(parameter) for _, parameter in named}
-    strange = [p for group in made.param_groups for p in group["params"] if id(p) not in known]
-    if strange:
-        raise InputError(
-            f"the optimiser, {kind_of(made)}, holds {len(strange)} parameters that its factory was not given, the "
-            f"first of shape {list(strange[0].shape)}: functions train their own copies, so let the factory use its "
-            "argument, such as optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"
-        )
-    if not any(group["params"] for group in made.param_groups):
-        raise InputError(f"the optimiser, {kind_of(made)}, holds none of the model's {len(named)} trainable parameters")
-    return made
 
 
 def _check_rates(optimizer: Optimizer) -> None:
@@ -348,16 +294,6 @@ def _check_continues(factory: OptimizerFactory, shapes: Sequence[ParameterShape]
             f"interrupted ({changed[0]} differs): what it keeps outside `state` and `param_groups` is lost whenever a "
             f"function is replaced; keep it there, or, if it changes the learning rate, {_AS_SCHEDULER}"
         )
-
-
-def are_equal(one: Tensor, other: Tensor) -> bool:
-    """Return True if all elements are the same numbers, or NaN in both."""
-    return torch.equal(one, other) or bool(torch.isclose(one, other, rtol=0.0, atol=0.0, equal_nan=True).all())
-
-
-def kind_of(optimizer: Optimizer) -> str:
-    """Return the name of `optimizer` in messages."""
-    return type(optimizer).__name__
 
 
 @in_turn()

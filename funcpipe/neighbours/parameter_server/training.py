@@ -29,7 +29,7 @@ from funcpipe.neighbours.parameter_server.server import ServerJob, data_key
 from funcpipe.neighbours.parameter_server.worker_group import PushRecord, Updates, WorkerGroup
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.renewal import Renewal
-from funcpipe.training.recipe_trial import made_optimizer, small_parameters
+from funcpipe.training.optimizers import made_optimizer, small_parameters
 
 
 def one_stage(layers: Sequence[str], global_batch: int, micro_batch: int) -> Plan:
