@@ -277,6 +277,24 @@ def test_a_platform_that_does_not_know_a_function_any_more_has_lost_it() -> None
     assert run.platform.invoked[-1].worker == "s0.r0"
 
 
+def test_a_function_that_the_platform_lost_for_a_moment_is_watched_and_paid_for_again() -> None:
+    class Stammering(Scripted):
+        asked = 0
+
+        def status(self, handle: Handle) -> Status:
+            self.asked += handle.name == "s0.r0-0"
+            if self.asked == 1:
+                self.asked += 1
+                raise PlatformError("no answer")
+            return super().status(handle)
+
+    run = Run(platform=Stammering())
+    supervisor = run.start()
+    assert supervisor.poll() == 6
+    assert len(run.platform.invoked) == 6
+    assert [function.ended_s for function in supervisor.functions()] == [None] * 6
+
+
 def test_a_failure_that_a_restart_would_not_mend_ends_the_run_with_the_first_cause() -> None:
     run = Run()
     supervisor = run.start()

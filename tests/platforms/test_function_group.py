@@ -1,13 +1,13 @@
-"""A platform that is busy starts functions later."""
+"""Groups of functions from start to end, and platforms that are busy and start functions later."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 
 from funcpipe.core import Invocation, ProbeSpec
 from funcpipe.errors import PlatformBusy, PlatformError, PlatformRefused
-from funcpipe.platforms.base import Handle
-from funcpipe.platforms.function_group import START_WITHIN_S, invoke_with_retry
+from funcpipe.platforms.base import Handle, State, Status
+from funcpipe.platforms.function_group import MAX_RESTARTS, START_WITHIN_S, FunctionGroup, Restarts, invoke_with_retry
 from tests.platforms.clock import Clock
 from tests.recording import Recording
 
@@ -54,3 +54,50 @@ def test_what_does_not_pass_is_not_tried_again(error: Exception) -> None:
     with pytest.raises(type(error)):
         started(platform, clock)
     assert (platform.errors, platform.invoked, clock.pauses) == ([], [], [])
+
+
+@dataclass
+class Scripted(Recording):
+    """Says of functions what `said` holds by name, or else that they run; notes which it has stopped."""
+
+    said: dict[str, Status | PlatformError] = field(default_factory=dict)
+    stopped: list[str] = field(default_factory=list)
+
+    def status(self, handle: Handle) -> Status:
+        match self.said.get(handle.name):
+            case PlatformError() as error:
+                raise error
+            case said:
+                return said or super().status(handle)
+
+    def stop(self, handle: Handle) -> None:
+        self.stopped.append(handle.name)
+
+
+def test_a_group_ends_what_may_run_when_it_is_left() -> None:
+    clock, platform = Clock(), Scripted()
+    with FunctionGroup(platform, clock=clock) as group:
+        functions = [group.start(replace(WORKER, number=number)) for number in range(3)]
+        clock.now_s += 5.0
+        platform.said = {"function 1": Status(state=State.DONE), "function 2": PlatformError("no answer")}
+        polled = [group.poll(function).state for function in functions]
+        clock.now_s += 2.0
+        assert [group.of(f"probe{number}") for number in range(3)] == [[function] for function in functions]
+        assert (group.running, group.left) == (functions[2:], functions[1:])
+    assert polled == [State.DONE, State.FAILED, State.RUNNING]
+    assert functions[1].status == Status(state=State.FAILED, reason="is not known any more: no answer")
+    assert [function.watched_s() for function in functions] == [5.0, 5.0, 7.0]
+    assert sorted(platform.stopped) == ["function 2", "function 3"]
+    assert [group.runs(function.started) for function in functions] == [False, False, True]
+
+
+def test_a_restart_is_due_once_and_a_worker_is_given_up_after_a_few() -> None:
+    restarts = Restarts()
+    assert restarts.add("died") == 0.0
+    restarts.due_s = 10.0
+    assert [restarts.take_due(now_s) for now_s in (9.0, 10.0, 11.0)] == [False, True, False]
+    for _ in range(MAX_RESTARTS - 1):
+        restarts.add("died again")
+    assert (restarts.are_exhausted, restarts.cause) == (False, "died again")
+    restarts.add("died again")
+    assert restarts.are_exhausted

@@ -80,14 +80,14 @@ class _OwnerCheck:
 
     def __init__(self, storage: Storage, record: RunRecord) -> None:
         self._storage, self._record = storage, record
-        self._sight, self._checked_s = OwnerWatch(storage, record.run), -BEAT_S
+        self._owner, self._checked_s = OwnerWatch(storage, record.run), -BEAT_S
 
     def check(self) -> None:
         """Raise _OwnerGone if no client supervises the run, RunUnknown if it has ended."""
         if time.monotonic() - self._checked_s >= BEAT_S:
             self._checked_s = time.monotonic()
             check_not_gone(self._storage, self._record)
-            if self._sight.poll() is Ownership.FREE:
+            if self._owner.poll() is Ownership.FREE:
                 raise _OwnerGone
 
 

@@ -1,4 +1,4 @@
-"""What is filed in the local history: runs beside their predictions, comparisons of ways, and runs by one of them.
+"""Filing in the local history: runs beside their predictions, comparisons of ways, and runs by one of them.
 
 A run belongs to the newest comparison that has a way with its plan, or with the machines that it trains on, for as many
 samples. Errors are warnings, and fail nothing else.

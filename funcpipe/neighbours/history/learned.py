@@ -1,4 +1,4 @@
-"""What earlier observations teach: how far predictions were off, and their correction, as STOIC does for placements.
+"""The lessons of earlier observations: how far predictions were off, and corrections, as STOIC does for placements.
 
 A correction is a regression with forgetting.
 

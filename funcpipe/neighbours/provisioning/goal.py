@@ -1,4 +1,4 @@
-"""What all ways share: the training that a job needs, the chance to miss its deadline, and the record of a way.
+"""The parts that all ways share: the training that a job needs, the chance to miss its deadline, the record of a way.
 
 A job needs samples in synchronous ways, and normalised iterations in asynchronous ones.
 """

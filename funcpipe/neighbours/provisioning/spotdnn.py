@@ -103,16 +103,6 @@ def iteration_s(kind: SpotType, workers: int, system: SpotSystem) -> float:
     return kind.compute_s + communication_s(kind, worker_bandwidth(workers, system), system)
 
 
-def compute_from_speed(samples_s: float, batch: int, gpus: int, system: SpotSystem) -> float:
-    """Seconds of computation behind the measured speed of one machine alone: what equation (7) leaves of it."""
-    kind = SpotType(name="measured", batch=batch, compute_s=1.0, gpus=gpus, usd_h=1.0, quota=1)
-    seconds = batch / samples_s - communication_s(kind, system.request_mb_s, system)
-    if seconds <= 0:
-        rule = f"must be slower than its communication alone, {batch / (batch / samples_s - seconds):.0f} samples/s"
-        raise InvalidValue("samples_s", samples_s, rule)
-    return seconds
-
-
 def cluster_of(counts: Counts, types: Sequence[SpotType], system: SpotSystem) -> tuple[Cluster, float]:
     """The weighted batch, the convergence coefficient and the seconds of a normalised iteration: (2), (4), (5).
 

@@ -4,7 +4,7 @@ from funcpipe.core.loss_model import WeightedLoss
 from funcpipe.core.provision import JobSpec
 from funcpipe.neighbours.provisioning.goal import Goal
 from funcpipe.neighbours.provisioning.lambdadnn import FunctionMarket, FunctionWorkload
-from funcpipe.neighbours.provisioning.spotdnn import SpotSystem, SpotType, compute_from_speed
+from funcpipe.neighbours.provisioning.spotdnn import SpotSystem, SpotType, communication_s
 
 LAMBDA = FunctionMarket(
     server_mb_s=1200,
@@ -66,6 +66,12 @@ _RELEASED = (
     ("p2.8xlarge", 8, 5, 2.16, 2115, 1024),
 )
 """Name, GPUs, quota, spot price, samples a second of one machine, batch of a GPU: the script's, for ResNet-110."""
+
+
+def compute_from_speed(samples_s: float, batch: int, gpus: int, system: SpotSystem) -> float:
+    """Seconds of computation behind the measured speed of one machine alone: what equation (7) leaves of it."""
+    kind = SpotType(name="measured", batch=batch, compute_s=1.0, gpus=gpus, usd_h=1.0, quota=1)
+    return batch / samples_s - communication_s(kind, system.request_mb_s, system)
 
 
 def spot_types(**usd_h: float) -> tuple[SpotType, ...]:

@@ -14,7 +14,6 @@ from funcpipe.neighbours.provisioning.spotdnn import (
     Space,
     SpotType,
     cluster_of,
-    compute_from_speed,
     contention,
     exhaustive_search,
     extended_search,
@@ -26,7 +25,7 @@ from funcpipe.neighbours.provisioning.spotdnn import (
     window_search,
     worker_bandwidth,
 )
-from tests.neighbours.provisioning.published import SPOT, spot_goal, spot_types
+from tests.neighbours.provisioning.published import SPOT, compute_from_speed, spot_goal, spot_types
 from tests.neighbours.provisioning.random_markets import random_market
 
 
