@@ -25,7 +25,7 @@ class Size(NamedTuple):
 ROOMS = {
     "analysis": Size(350, 5, 17),
     "api": Size(268, 4, 4),
-    "cli": Size(1944, 12, 106),
+    "cli": Size(1943, 12, 97),
     "client": Size(4246, 47, 182),
     "comm": Size(1060, 21, 44),
     "core": Size(2887, 122, 199),
@@ -33,7 +33,7 @@ ROOMS = {
     "examples": Size(24, 0, 4),
     "loggers": Size(348, 5, 7),
     "model": Size(5430, 86, 227),
-    "neighbours": Size(3737, 72, 196),
+    "neighbours": Size(3729, 72, 195),
     "partitioner": Size(5104, 68, 244),
     "platforms": Size(5695, 92, 224),
     "profiler": Size(789, 10, 34),

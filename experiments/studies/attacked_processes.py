@@ -209,7 +209,7 @@ class World:
         return Result(told["tensors"], tuple(told["losses"]))
 
     def _verb(self, verb: str, *words: str, allowed: Collection[int] = (0,)) -> None:
-        words = (sys.executable, "-m", "funcpipe", verb, self.name, "--storage", self.url, *words)
+        words = (sys.executable, "-m", "funcpipe", "run", verb, self.name, "--storage", self.url, *words)
         _Command(list(words), self.environment, self.folder / "none").end(allowed)
 
     def _keys(self) -> list[str]:

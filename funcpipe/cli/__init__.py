@@ -16,7 +16,7 @@ from funcpipe.core.texts import printable
 from funcpipe.errors import FuncPipeError, RunInterrupted
 
 if TYPE_CHECKING:
-    from funcpipe.cli.options import Options
+    from funcpipe.cli.verbs import Options
 
 _WITH_FUNCTIONS = ("train", "verify", "evaluate", "predict")
 

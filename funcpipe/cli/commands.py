@@ -5,7 +5,8 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from funcpipe.cli.options import Choice, Options, Verb, argument, hint, page, refusal, verb
+from funcpipe.cli.options import Choice, argument, hint
+from funcpipe.cli.verbs import Options, Verb, page, refusal, verb
 from funcpipe.core.process import write_out
 
 _VERBS = {

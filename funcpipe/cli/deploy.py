@@ -12,9 +12,10 @@ from typing import Any
 
 from funcpipe import show as render
 from funcpipe.cli.files import write_file
-from funcpipe.cli.options import Choice, Options, argument, group, option, verb, whole
+from funcpipe.cli.options import Choice, argument, group, option, whole
 from funcpipe.cli.provision import chosen_way
-from funcpipe.cli.run import deployment
+from funcpipe.cli.run import DEPLOYMENT
+from funcpipe.cli.verbs import Options, verb
 from funcpipe.core import Plan, read
 from funcpipe.core.distribution import needed_from
 from funcpipe.core.process import say, write_out
@@ -215,7 +216,7 @@ _MACHINES = group(
     "funcpipe deploy aws --region eu-central-1 --plan plan.json\n"
     "  funcpipe deploy sky --provision ways.json --run 'funcpipe train …' --template-only sky.yaml",
     argument("{aws,aliyun,sky}", "which cloud", "cloud", Choice(("aws", "aliyun", _SKY)), key="platform.cloud"),
-    deployment(),
+    DEPLOYMENT,
     _FUNCTIONS,
     _MACHINES,
     about="Set up what runs on a cloud need: storage, role, image, a function of each size; or write what rents "
@@ -247,7 +248,7 @@ def deploy(options: Options) -> None:
 @verb(
     "funcpipe destroy aws --region eu-central-1",
     argument("{aws,aliyun}", "which cloud", "cloud", Choice(("aws", "aliyun")), key="platform.cloud"),
-    deployment(),
+    DEPLOYMENT,
 )
 def destroy(options: Options) -> None:
     """Remove a deployment with all it holds."""
@@ -276,7 +277,7 @@ def _write_sky_file(options: Options) -> None:
     from funcpipe.platforms.shared.package import read_requirements
 
     asked = ("template_only", "keep_days", "requirements")
-    other = [one for one in _FUNCTIONS if one.name not in asked and getattr(options, one.name or "")]
+    other = [one for one in _FUNCTIONS if one.name not in asked and one.name in options.given]
     if other:
         raise InputError(f"{other[0].opts[-1]} is for functions of a cloud, and deploy sky rents machines")
     if options.provision is None or options.on_head is None or options.template_only is None:

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from funcpipe import show as render
 from funcpipe.cli.factories import load_data
-from funcpipe.cli.options import Options
 from funcpipe.cli.report import observed_here, with_observed
+from funcpipe.cli.verbs import Options
 from funcpipe.core import JobEstimate, Plan, Validation, to_text
 from funcpipe.core.history import local_place
 from funcpipe.core.process import say

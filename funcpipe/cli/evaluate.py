@@ -7,7 +7,8 @@ from funcpipe import show as render
 from funcpipe.cli import training
 from funcpipe.cli.factories import load_data
 from funcpipe.cli.files import write_file
-from funcpipe.cli.options import Option, Options, group, option, verb
+from funcpipe.cli.options import Option, group, option
+from funcpipe.cli.verbs import Options, verb
 from funcpipe.core import Plan, read
 
 if TYPE_CHECKING:
@@ -19,25 +20,24 @@ def _plan_and_data(key: str) -> list[Option]:
     return group(
         "plan and data",
         option("--plan FILE", "plan written by `funcpipe optimize`", needed=True, key="plan.file", reads=True),
-        training.data(training.DATA, key=key),
+        training.data(key),
         option("--weights FILE", weights, reads=True),
-        training.blocks(),
+        training.BLOCKS,
     )
 
 
-def _how() -> list[Option]:
-    return [
-        training.seed("the model, where no weights are given"),
-        training.precision(None),
-        *training.run_platform(),
-        option("--run NAME", "name of the run (default: a random one)", to="name"),
-        *training.fault_options(),
-        *group(
-            "limits",
-            training.limits(),
-            option("--yes", "start though a limit is expected to be reached before the last sample"),
-        ),
-    ]
+_HOW = [
+    training.seed("the model, where no weights are given"),
+    training.precision(None),
+    *training.RUN_PLATFORM,
+    option("--run NAME", "name of the run (default: a random one)", to="name"),
+    *training.FAULTS,
+    *group(
+        "limits",
+        training.LIMITS,
+        option("--yes", "start though a limit is expected to be reached before the last sample"),
+    ),
+]
 
 
 @verb(
@@ -45,8 +45,8 @@ def _how() -> list[Option]:
     "    --data funcpipe.examples.spirals:train_data --weights spirals.pt",
     training.MODEL,
     _plan_and_data("data.validation"),
-    group("evaluation", training.loss(), training.metrics()),
-    _how(),
+    group("evaluation", training.LOSS, training.METRICS),
+    _HOW,
 )
 def evaluate(options: Options) -> None:
     """Measure a model in eval mode."""
@@ -66,7 +66,7 @@ def evaluate(options: Options) -> None:
         "evaluation",
         option("-o --output FILE", "write the outputs by name, as a safetensors file", needed=True, writes=""),
     ),
-    _how(),
+    _HOW,
 )
 def predict(options: Options) -> None:
     """Write the outputs of a model in eval mode."""

@@ -17,7 +17,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
-from funcpipe.cli.options import Options, declared
+from funcpipe.cli.options import declared
+from funcpipe.cli.verbs import Options
 from funcpipe.errors import InputError
 
 SAFETENSORS, TORCH = ".safetensors", (".pt", ".pth")

@@ -8,7 +8,8 @@ from funcpipe import show as render
 from funcpipe.cli import training
 from funcpipe.cli.factories import check_names, load_data, make_sample
 from funcpipe.cli.files import write_file
-from funcpipe.cli.options import FACTORY, Choice, Option, Options, argument, group, option, positive, verb, whole
+from funcpipe.cli.options import FACTORY, Choice, Option, argument, group, option, positive, whole
+from funcpipe.cli.verbs import Options, verb
 from funcpipe.core import PlatformSpec, to_text, write
 from funcpipe.errors import InputError
 from funcpipe.partitioner import PROFILED_LAYERS
@@ -18,6 +19,11 @@ if TYPE_CHECKING:
     import torch
 
     from funcpipe.client.prepare.session import Site
+
+
+PROFILE = argument(
+    "PROFILE", "profile to plan from, written by `funcpipe profile`", "profile", key="model.profile", reads=True
+)
 
 
 def planned_platform(default: str | None = None, *, from_file: bool = True) -> list[Option]:
@@ -57,8 +63,8 @@ _MEASURING = (
         option("--micro-batch N", "samples per micro-batch", whole(), 4),
         option("--repeats N", "how many times to time each layer", whole(), 5),
         option("--layers N", "fold light layers until N are left", whole(), PROFILED_LAYERS),
-        training.blocks(),
-        training.teachers(),
+        training.BLOCKS,
+        training.TEACHERS,
         training.precision("fp32"),
     ),
     group(

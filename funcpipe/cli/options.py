@@ -1,4 +1,4 @@
-"""How a verb and its options are declared, read and listed on help pages; and the options that several verbs share.
+"""How options and arguments are declared and read.
 
 An option reads as on a help page: `option("--epochs N", "passes over the data", whole(), 1)`. What other parts of the
 command line need to know of it stands there, too: its key in a job file, and whether it names a file to read or write.
@@ -6,15 +6,14 @@ command line need to know of it stands there, too: its key in a job file, and wh
 
 import difflib
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
+from copy import copy
 from dataclasses import fields
 from enum import Enum
-from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import click
 
-from funcpipe.core.process import write_out
 from funcpipe.errors import InputError
 
 FACTORY = "MODULE:FACTORY"
@@ -65,10 +64,6 @@ not_negative = number(low=0)
 
 Kind = Callable[[str], Any] | type[Enum] | click.ParamType[Any]
 """How the text of an option is read: by a function that raises ValueError, or as one of a few choices."""
-
-
-class Options(SimpleNamespace):
-    """The values of a verb's options by name, with its `command` and the function to `run` with them."""
 
 
 class _Read(click.ParamType[Any]):
@@ -144,7 +139,7 @@ class Declared(click.Parameter):
 
     def key_in(self, verb: click.Command) -> str:
         """The key of the job file, TABLE.KEY, that sets it for `verb`; empty if there is none."""
-        table = verb.table if isinstance(verb, Verb) else ""
+        table = getattr(verb, "table", "")
         if self.key is not None or not table:
             return self.key or ""
         return f"{table}.{self.opts[-1].removeprefix('--')}"
@@ -236,13 +231,14 @@ def argument(
 
 def group(title: str, *options: Option | Iterable[Option]) -> list[Option]:
     """Put options below a heading of the help page; after a colon, `title` has a sentence about them."""
-    found = _flat(options)
+    found = [copy(one) for one in flat(options)]
     for one in found:
         one.group = title
     return found
 
 
-def _flat(given: Iterable[P | Iterable[P]]) -> list[P]:
+def flat(given: Iterable[P | Iterable[P]]) -> list[P]:
+    """Options, and lists of options, as one list."""
     return [one for each in given for one in ([each] if isinstance(each, Declared) else each)]
 
 
@@ -251,147 +247,7 @@ def named(param: click.Parameter) -> str:
     return "/".join(param.opts) if isinstance(param, click.Option) else str(param.metavar or param.name)
 
 
-class Verb(click.Command):
-    """A verb. If some of its options are `common`, only `--help-all` shows the others."""
-
-    def __init__(self, *, example: str, common: Sequence[str], table: str, about: str, **settings: Any) -> None:
-        super().__init__(**settings)
-        self.example, self.common, self.table, self.help = example, common, table, about
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Read the words; an option may be shortened as far as it is the only one that begins so."""
-        names = [name for param in self.get_params(ctx) for name in param.opts if name.startswith("--")]
-        whole = []
-        for word in args:
-            name, equals, value = word.partition("=")
-            near = [known for known in names if known.startswith(name) and len(name) > 2]
-            whole.append(f"{near[0]}{equals}{value}" if len(near) == 1 else word)
-        return super().parse_args(ctx, whole)
-
-    def page(self, ctx: click.Context, *, everything: bool = False) -> str:
-        """The page of `--help`; with `everything`, that of `--help-all`."""
-        arguments = [one for one in declared(self) if isinstance(one, Argument)]
-        options = [one for one in declared(self) if not isinstance(one, Argument)]
-        formatter = ctx.make_formatter()
-        words = [str(one.metavar) if one.required else f"[{one.metavar}]" for one in arguments]
-        words += [f"{one.opts[-1]} {one.metavar}" for one in options if one.required]
-        formatter.write_usage(ctx.command_path, " ".join(["[options]", *words]), prefix="usage: ")
-        for paragraph in (self.help or "").split("\n\n"):
-            formatter.write_paragraph()
-            formatter.write_text(paragraph)
-        sections: dict[str, list[Declared]] = {"positional arguments": [*arguments]}
-        if everything or not self.common:
-            for one in sorted(options, key=lambda one: one.group != ""):
-                sections.setdefault(one.group or "options", []).append(one)
-        else:
-            by_name = {name: one for one in options for name in one.opts}
-            sections["common options"] = [by_name[name] for name in (*self.common, "--help-all")]
-        for title, listed in sections.items():
-            _write_section(ctx, formatter, title, listed)
-        return f"{formatter.getvalue()}\nexample:\n  {self.example}"
-
-
-def _write_section(ctx: click.Context, formatter: click.HelpFormatter, title: str, listed: Sequence[Declared]) -> None:
-    heading, _, about = title.partition(": ")
-    rows = [row for row in (one.get_help_record(ctx) for one in listed) if row is not None]
-    if rows:
-        with formatter.section(heading):
-            if about:
-                formatter.write_text(about)
-                formatter.write_paragraph()
-            formatter.write_dl(rows, col_max=24)
-
-
-def page(words: str, help: str, text: Callable[[click.Context], str]) -> Option:
-    """An option, as `--help`, which prints a text and ends the command."""
-
-    def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
-        if value and not ctx.resilient_parsing:
-            write_out(text(ctx).rstrip("\n"))
-            ctx.exit()
-
-    found = option(words, help, key="")
-    found.is_eager, found.callback, found.expose_value = True, show, False
-    return found
-
-
-def verb(
-    example: str, *params: Declared | Sequence[Option], common: Sequence[str] = (), table: str = "", about: str = ""
-) -> Callable[[Callable[[Options], int | None]], Verb]:
-    """Make a verb of a function. `table` is that of the job file in which its options have keys."""
-
-    def made(run: Callable[[Options], int | None]) -> Verb:
-        def parsed(**values: Any) -> Options:
-            context = click.get_current_context()
-            return Options(run=run, verb=context.command_path.partition(" ")[2], command=context.command, **values)
-
-        return Verb(
-            name=run.__name__.replace("_", "-"),
-            callback=parsed,
-            params=[*_flat(params), *_of_all(bool(common))],
-            example=example,
-            common=common,
-            table=table,
-            about=about,
-            add_help_option=False,
-            context_settings={"max_content_width": 100},
-        )
-
-    return made
-
-
-def _of_all(with_help_all: bool) -> list[Option]:
-    """The options of all verbs."""
-    text = "file with options of this and other verbs (default: funcpipe.toml, if it is here)"
-    job = option("--job FILE", text, key="")
-    job.is_eager, job.callback, job.expose_value = True, _read_job, False
-    text = "log to stderr what happens; -vv adds details (or set FUNCPIPE_LOG=info, FUNCPIPE_LOG=debug)"
-    verbose = Option(["-v", "--verbose"], count=True, help=text)
-    verbose.one_of, verbose.key = "volume", ""
-    help_all = page("--help-all", "show all options and exit", lambda ctx: _page_of(ctx, everything=True))
-    return [
-        page("-h --help", "show this help message and exit", _page_of),
-        job,
-        option("--json", "print the result as JSON", key=""),
-        verbose,
-        option("-q --quiet", "no progress bar, and log errors only", one_of="volume", key=""),
-        *([help_all] if with_help_all else []),
-    ]
-
-
-def _page_of(ctx: click.Context, *, everything: bool = False) -> str:
-    assert isinstance(ctx.command, Verb), "it is an option of verbs"
-    return ctx.command.page(ctx, everything=everything)
-
-
-def _read_job(ctx: click.Context, param: click.Parameter, named: str | None) -> None:
-    from funcpipe.cli.job_file import read_into
-
-    if not ctx.resilient_parsing:
-        read_into(ctx, named)
-
-
-def refusal(error: click.UsageError) -> InputError:
-    """What is wrong on a command line, as an error of ours: the argument, the fact and, where there is one, a hint."""
-    context, text = error.ctx, error.format_message()
-    if isinstance(error, click.MissingParameter) and context is not None:
-        given = {name for name, value in context.params.items() if value not in (None, ())}
-        given |= (context.default_map or {}).keys()
-        missing = [one for one in context.command.params if one.required and one.name not in given]
-        text = f"the following arguments are required: {', '.join(map(named, missing))}"
-    elif isinstance(error, click.NoSuchOption):
-        text = f"unrecognized arguments: {error.option_name}{hint(error.option_name, error.possibilities or ())}"
-    elif isinstance(error, click.BadParameter) and error.param is not None:
-        text = f"argument {named(error.param)}: {error.message}"
-    return InputError(f"{text} (see {context.command_path} --help)" if context is not None else text)
-
-
 def hint(name: str, known: Iterable[str]) -> str:
     """A question for what is near to `name`, if anything is."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
-
-
-def fields_of(kind: type, options: Options) -> dict[str, Any]:
-    """The fields of a dataclass that options are called after, with what the options say."""
-    return {field.name: getattr(options, field.name) for field in fields(kind) if hasattr(options, field.name)}

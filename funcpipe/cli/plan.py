@@ -10,20 +10,10 @@ from typing import TYPE_CHECKING
 
 from funcpipe import show as render
 from funcpipe.cli.files import write_file
-from funcpipe.cli.measure import planned_platform
-from funcpipe.cli.options import (
-    Choice,
-    Options,
-    argument,
-    fields_of,
-    group,
-    not_negative,
-    option,
-    positive,
-    verb,
-    whole,
-)
+from funcpipe.cli.measure import PROFILE, planned_platform
+from funcpipe.cli.options import Choice, argument, group, not_negative, option, positive, whole
 from funcpipe.cli.report import observed_here, with_observed
+from funcpipe.cli.verbs import Options, fields_of, verb
 from funcpipe.core import (
     SYNC_WIRES,
     Coupled,
@@ -146,10 +136,6 @@ _SEARCH = group(
         "sizes=1024MB,2048MB or profile=FILE",
         key="",
     ),
-)
-
-PROFILE = argument(
-    "PROFILE", "profile to plan from, written by `funcpipe profile`", "profile", key="model.profile", reads=True
 )
 
 

@@ -9,21 +9,10 @@ from typing import TypeVar
 
 from funcpipe import show as render
 from funcpipe.cli.files import write_file
-from funcpipe.cli.measure import planned_platform
-from funcpipe.cli.options import (
-    Choice,
-    Options,
-    argument,
-    fields_of,
-    group,
-    not_negative,
-    number,
-    option,
-    positive,
-    verb,
-    whole,
-)
+from funcpipe.cli.measure import PROFILE, planned_platform
+from funcpipe.cli.options import Choice, argument, group, not_negative, number, option, positive, whole
 from funcpipe.cli.report import observed_here, with_observed
+from funcpipe.cli.verbs import Options, fields_of, verb
 from funcpipe.core import ModelProfile, OptimizerKind, Plan, ProvisionTable, TrainingSpec, read, to_text, write
 from funcpipe.core.loss_model import InverseLoss, LossModel, WeightedLoss
 from funcpipe.core.market import Market
@@ -36,9 +25,7 @@ N = TypeVar("N", int, float)
 
 @verb(
     "funcpipe provision compare profile.json --samples 50000 --global-batch 64 --epochs 3 --deadline 3600",
-    argument(
-        "PROFILE", "profile to plan from, written by `funcpipe profile`", "profile", key="model.profile", reads=True
-    ),
+    PROFILE,
     group(
         "job",
         option("--samples N", "samples of the dataset", whole(), needed=True),

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from funcpipe import show as render
 from funcpipe.cli.files import write_file
 from funcpipe.cli.measure import planned_platform
-from funcpipe.cli.options import Options, argument, group, option, verb
+from funcpipe.cli.options import argument, group, option
+from funcpipe.cli.verbs import Options, verb
 from funcpipe.core import Plan, Source, read_trace, to_text, write_side_by_side
 from funcpipe.core.json_form import OBSERVED, to_plain
 from funcpipe.errors import InputError

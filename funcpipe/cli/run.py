@@ -9,7 +9,8 @@ from itertools import chain
 
 from funcpipe import show as render
 from funcpipe.cli.files import check_holds, check_model_file, free_model_file, write_model
-from funcpipe.cli.options import Choice, Option, Options, argument, group, not_negative, option, positive, verb, whole
+from funcpipe.cli.options import Choice, argument, group, not_negative, option, positive, whole
+from funcpipe.cli.verbs import Options, verb
 from funcpipe.core import to_text
 from funcpipe.core.logs import PRINTED, LogLine, merged
 from funcpipe.core.process import write_out
@@ -21,21 +22,15 @@ LEVELS = ("debug", "info", "warning", "error")
 
 RUN = argument("RUN", "name of the run", "name", key="training.run")
 
+DEPLOYMENT = [
+    option("--name NAME", "the deployment's name", None, "funcpipe", key="platform.deployment"),
+    option("--region REGION", "the region (default: the environment's)", key="platform.region"),
+]
 
-def deployment() -> list[Option]:
-    """The options that say which deployment."""
-    return [
-        option("--name NAME", "the deployment's name", None, "funcpipe", key="platform.deployment"),
-        option("--region REGION", "the region (default: the environment's)", key="platform.region"),
-    ]
-
-
-def storage() -> Option:
-    """The option of a run's storage."""
-    return option("--storage URL", "where the run keeps its objects", needed=True, key="platform.storage")
+STORAGE = option("--storage URL", "where the run keeps its objects", needed=True, key="platform.storage")
 
 
-@verb(f"funcpipe run status RUN {_WHERE}", RUN, storage())
+@verb(f"funcpipe run status RUN {_WHERE}", RUN, STORAGE)
 def status(options: Options) -> int:
     """Show the status of a run; ends with 1 if it has failed, with 3 if work is left and no function is alive."""
     from funcpipe.client.control.status import status as find_status
@@ -48,7 +43,7 @@ def status(options: Options) -> int:
 @verb(
     f"funcpipe run stop RUN {_WHERE}",
     RUN,
-    storage(),
+    STORAGE,
     option("--wait SECONDS", "end the functions at once if they have not stopped after this time", not_negative, 60.0),
 )
 def stop(options: Options) -> None:
@@ -59,9 +54,7 @@ def stop(options: Options) -> None:
     render.show(options.json, to_text(found), partial(render.run_status, found, options.storage))
 
 
-@verb(
-    f"funcpipe run clean RUN {_WHERE}", RUN, storage(), option("--take-over", "even if another command trains the run")
-)
+@verb(f"funcpipe run clean RUN {_WHERE}", RUN, STORAGE, option("--take-over", "even if another command trains the run"))
 def clean(options: Options) -> None:
     """End a run's functions and delete all of its objects."""
     from funcpipe.client.control.stopping import clean as clean_run
@@ -78,7 +71,7 @@ def clean(options: Options) -> None:
 @verb(
     f"funcpipe run export RUN {_WHERE} -o model.safetensors",
     RUN,
-    storage(),
+    STORAGE,
     option("--step N", "the model after N steps (default: the newest saved)", whole(0)),
     option(
         "-o --output FILE",
@@ -101,7 +94,7 @@ def export(options: Options) -> None:
     render.show(options.json, render.as_json(summary), lambda: said)
 
 
-@verb(f"funcpipe run key RUN {_WHERE}", RUN, storage())
+@verb(f"funcpipe run key RUN {_WHERE}", RUN, STORAGE)
 def key(options: Options) -> None:
     """Print the key of a run's newest generation. Its holder can act for the run."""
     from funcpipe.client.control.stopping import run_key
@@ -124,7 +117,7 @@ def key(options: Options) -> None:
     option("--level", "only lines of this level or above; what is printed is info", Choice(LEVELS)),
     group(
         "of aws or aliyun",
-        deployment(),
+        DEPLOYMENT,
         option("--minutes N", "of the last so many", positive, 60.0),
         option("--containing TEXT", "only lines with this text"),
     ),

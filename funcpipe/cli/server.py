@@ -8,8 +8,9 @@ from funcpipe.cli import training
 from funcpipe.cli.estimate import ask
 from funcpipe.cli.factories import load_data
 from funcpipe.cli.files import check_holds, check_model_file, free_model_file, write_somewhere
-from funcpipe.cli.options import Choice, Options, group, option, verb, whole
+from funcpipe.cli.options import Choice, group, option, whole
 from funcpipe.cli.provision import chosen_way
+from funcpipe.cli.verbs import Options, verb
 from funcpipe.core import OptimizerKind
 from funcpipe.core.texts import time_text, usd_text
 from funcpipe.errors import InputError
@@ -35,8 +36,8 @@ from funcpipe.platforms.catalog import load_market
             "--storage URL",
             "where the data and the server's state are kept, and what functions exchange, such as redis://host/0",
         ),
-        training.data("factory or URL of the dataset"),
-        training.blocks(),
+        training.data(""),
+        training.BLOCKS,
     ),
     group(
         "training",
@@ -58,7 +59,7 @@ from funcpipe.platforms.catalog import load_market
     ),
     group(
         "limits: Of training on functions, which stops there.",
-        training.limits(),
+        training.LIMITS,
         option("--yes", "do not ask whether the expected cost is right"),
     ),
     group("output", option("-o --output FILE", "write the trained state_dict: .safetensors, .pt or .pth", writes="")),

@@ -9,20 +9,9 @@ from funcpipe.cli import training
 from funcpipe.cli.estimate import confirm, dry_run
 from funcpipe.cli.factories import check_names, load_data
 from funcpipe.cli.files import check_holds, check_model_file, free_model_file, write_file, write_somewhere
-from funcpipe.cli.options import (
-    FACTORY,
-    Choice,
-    Option,
-    Options,
-    fields_of,
-    group,
-    not_negative,
-    option,
-    positive,
-    verb,
-    whole,
-)
+from funcpipe.cli.options import FACTORY, Choice, group, not_negative, option, positive, whole
 from funcpipe.cli.provision import plan_in
+from funcpipe.cli.verbs import Options, fields_of, verb
 from funcpipe.core import Coupled, Plan, RunSettings, Validation, to_text, write_trace
 from funcpipe.core.json_form import to_plain
 from funcpipe.errors import Disagreement, InputError, InvalidValue
@@ -35,50 +24,45 @@ if TYPE_CHECKING:
     from funcpipe.training.averaging import EMA
 
 
-def _plan_and_data() -> list[Option]:
-    return group(
-        "plan and data",
-        option(
-            "--plan FILE",
-            "plan written by `funcpipe optimize`, or ways that `funcpipe provision compare --json` has printed",
-            needed=True,
-            key="plan.file",
-            reads=True,
-        ),
-        option("--way WAY", "of several ways, the one whose plan to take (default: the one recommended)"),
-        training.data(training.DATA, key="data.train"),
-        training.blocks(),
-    )
+_PLAN_AND_DATA = group(
+    "plan and data",
+    option(
+        "--plan FILE",
+        "plan written by `funcpipe optimize`, or ways that `funcpipe provision compare --json` has printed",
+        needed=True,
+        key="plan.file",
+        reads=True,
+    ),
+    option("--way WAY", "of several ways, the one whose plan to take (default: the one recommended)"),
+    training.data("data.train"),
+    training.BLOCKS,
+)
 
-
-def _learning() -> list[Option]:
-    return [
-        *training.learning("the plan's kind, with --lr"),
-        training.teachers(),
-        training.precision(None),
-        option(
-            "--on-nan",
-            "when a loss or gradients are NaN or infinite, end the run, skip that step, or train on",
-            Choice(("stop", "skip", "ignore")),
-            "stop",
-        ),
-        option(
-            "--reduction",
-            "what the loss returns: a mean over samples, (sum, weight), or torch's mean over targets that are not "
-            "ignored",
-            Choice(("mean", "weighted", "tokens")),
-            "mean",
-        ),
-        option(
-            "--coupled",
-            "when the loss of a batch is not the mean of its micro-batches' losses, start nothing, train on their "
-            "mean as gradient accumulation does, or compute it once for the whole batch, by a plan made with "
-            "`--coupled cache` (default: cache for such a plan, else refuse)",
-            Coupled,
-        ),
-        training.seed("the weights, the order of the data and dropout"),
-    ]
-
+_LEARNING = [
+    *training.learning("the plan's kind, with --lr"),
+    training.TEACHERS,
+    training.precision(None),
+    option(
+        "--on-nan",
+        "when a loss or gradients are NaN or infinite, end the run, skip that step, or train on",
+        Choice(("stop", "skip", "ignore")),
+        "stop",
+    ),
+    option(
+        "--reduction",
+        "what the loss returns: a mean over samples, (sum, weight), or torch's mean over targets that are not ignored",
+        Choice(("mean", "weighted", "tokens")),
+        "mean",
+    ),
+    option(
+        "--coupled",
+        "when the loss of a batch is not the mean of its micro-batches' losses, start nothing, train on their "
+        "mean as gradient accumulation does, or compute it once for the whole batch, by a plan made with "
+        "`--coupled cache` (default: cache for such a plan, else refuse)",
+        Coupled,
+    ),
+    training.seed("the weights, the order of the data and dropout"),
+]
 
 _VALIDATION = group(
     "validation",
@@ -91,7 +75,7 @@ _VALIDATION = group(
     option(
         "--validate-epochs N", "validate every N epochs (default: 1)", whole(), to="every_epochs", one_of="validate"
     ),
-    training.metrics(),
+    training.METRICS,
     option("--monitor NAME", "what decides the best validation: val_loss, or a metric", of=Validation),
     option("--monitor-mode", "whether the best is the smallest or the largest", of=Validation, to="mode"),
     option("--patience N", "end after N validations that are no better", whole()),
@@ -132,7 +116,7 @@ _RUN = group(
 
 _LIMITS = group(
     "limits: The run stops at a limit, and what it has saved can be resumed.",
-    *training.limits(),
+    *training.LIMITS,
     option("--dry-run", "say what the job is expected to take and to cost, and start nothing", key=""),
     option(
         "--yes",
@@ -165,17 +149,17 @@ _OUTPUT = group(
     "funcpipe train funcpipe.examples.spirals:model --plan plan.json \\\n"
     "    --data funcpipe.examples.spirals:train_data --optimizer funcpipe.examples.spirals:optimizer --epochs 6",
     training.MODEL,
-    _plan_and_data(),
+    _PLAN_AND_DATA,
     group(
         "training",
-        _learning(),
+        _LEARNING,
         option("--epochs N", "passes over the data", whole(), 1),
         option("--ema DECAY", "keep the exponential moving average of the parameters", positive),
     ),
     _VALIDATION,
-    training.run_platform(),
+    training.RUN_PLATFORM,
     _RUN,
-    training.fault_options(),
+    training.FAULTS,
     _LIMITS,
     _OUTPUT,
     common=(
@@ -229,8 +213,8 @@ def train(options: Options) -> None:
     "funcpipe verify funcpipe.examples.spirals:model --plan plan.json \\\n"
     "    --data funcpipe.examples.spirals:train_data",
     training.MODEL,
-    _plan_and_data(),
-    group("training", _learning()),
+    _PLAN_AND_DATA,
+    group("training", _LEARNING),
     group(
         "comparison",
         option("--steps N", "steps to train", whole(), 3),
@@ -241,7 +225,7 @@ def train(options: Options) -> None:
             1e-4,
         ),
     ),
-    group("fault tolerance", training.message_deadline()),
+    group("fault tolerance", training.MESSAGE_DEADLINE),
     table="training",
 )
 def verify(options: Options) -> None:

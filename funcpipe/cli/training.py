@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from funcpipe.cli import as_before, is_program
 from funcpipe.cli.factories import check_names, load_factory, make_model
 from funcpipe.cli.files import SAFETENSORS
-from funcpipe.cli.options import FACTORY, Choice, Option, Options, argument, fields_of, group, option, positive, whole
+from funcpipe.cli.options import FACTORY, Choice, Option, argument, group, option, positive, whole
+from funcpipe.cli.verbs import Options, fields_of
 from funcpipe.core import FaultTolerance, Interval, OptimizerKind, RunLimits, RunSettings
 from funcpipe.errors import InputError, InvalidValue
 from funcpipe.platforms.catalog import LOCAL, load_spec
@@ -24,38 +25,35 @@ _SEED = whole(0, 2**63 - 1)
 
 MODEL = argument(FACTORY, "factory that returns the model, an nn.Module", "model", key="model.factory")
 
+BLOCKS = option(
+    "--block PATH ...",
+    "make the module at this path one layer, whatever is inside; may be given several times",
+    to="blocks",
+    key="model.block",
+)
 
-def blocks() -> Option:
-    """The option of modules that are not divided."""
-    text = "make the module at this path one layer, whatever is inside; may be given several times"
-    return option("--block PATH ...", text, to="blocks", key="model.block")
+LOSS = option(
+    "--loss MODULE:FUNCTION",
+    "loss of output and target, or `own` if the model's output has a `loss`",
+    None,
+    "torch.nn.functional:cross_entropy",
+    key="training.loss",
+)
 
+METRICS = option(
+    "--metric NAME=MODULE:FACTORY ...",
+    "a metric of torchmetrics or evaluate, a factory of one, or a function of output and target; may be repeated",
+    to="metrics",
+    key="training.metric",
+)
 
-def loss() -> Option:
-    """The option of the loss."""
-    text = "loss of output and target, or `own` if the model's output has a `loss`"
-    return option("--loss MODULE:FUNCTION", text, None, "torch.nn.functional:cross_entropy", key="training.loss")
-
-
-def metrics() -> Option:
-    """The option of metrics."""
-    return option(
-        "--metric NAME=MODULE:FACTORY ...",
-        "a metric of torchmetrics or evaluate, a factory of one, or a function of output and target; may be repeated",
-        to="metrics",
-        key="training.metric",
-    )
-
-
-def teachers() -> Option:
-    """The option of parts of the model that average others."""
-    return option(
-        "--teacher STUDENT:TEACHER:DECAY ...",
-        "after each step let the module at the path TEACHER become DECAY of itself and 1 - DECAY of the one at "
-        "STUDENT; may be given several times; give the same to profile and to train",
-        to="teachers",
-        key="model.teacher",
-    )
+TEACHERS = option(
+    "--teacher STUDENT:TEACHER:DECAY ...",
+    "after each step let the module at the path TEACHER become DECAY of itself and 1 - DECAY of the one at "
+    "STUDENT; may be given several times; give the same to profile and to train",
+    to="teachers",
+    key="model.teacher",
+)
 
 
 def precision(default: str | None) -> Option:
@@ -69,7 +67,7 @@ def precision(default: str | None) -> Option:
 def learning(optimizer: str) -> list[Option]:
     """The options of the loss, the scheduler and the gradient; `optimizer` is what that option says of its default."""
     return [
-        loss(),
+        LOSS,
         option(
             f"--optimizer {FACTORY}",
             f"factory that takes the parameters and returns an optimiser (default: {optimizer})",
@@ -87,90 +85,83 @@ def seed(of: str) -> Option:
     return option("--seed N", f"seed of {of}", _SEED, 0)
 
 
-def limits() -> list[Option]:
-    """The limits of a run's cost and time."""
-    return [
-        option("--max-usd USD", "stop before the run costs more than this", positive),
-        option("--deadline SECONDS", "stop before the run takes longer than this", positive, to="deadline_s"),
-    ]
+LIMITS = [
+    option("--max-usd USD", "stop before the run costs more than this", positive),
+    option("--deadline SECONDS", "stop before the run takes longer than this", positive, to="deadline_s"),
+]
 
 
-def data(text: str, key: str = "") -> Option:
-    """The option of the dataset."""
+def data(key: str) -> Option:
+    """The option of the dataset, with its key in the job file."""
+    text = "factory that returns the dataset, called in the functions; or the URL of one, as s3://bucket/prefix"
     return option(f"--data {FACTORY}|URL", text, needed=True, key=key)
 
 
-DATA = "factory that returns the dataset, called in the functions; or the URL of one, as s3://bucket/prefix"
+RUN_PLATFORM = group(
+    "platform",
+    option(
+        "--platform PLATFORM",
+        "where functions run: `local` for processes of this machine, `ray://…` for Ray, or a "
+        "deployment's URL, such as aws-lambda://funcpipe?region=eu-central-1",
+        None,
+        LOCAL,
+        key="platform.run-on",
+    ),
+    option(
+        "--like NAME",
+        "give local functions the memory, processors, links and lifetime of this platform",
+        key="platform.like",
+    ),
+    option(
+        "--storage URL",
+        "where the run keeps its objects, such as file:///tmp/runs, s3://bucket/prefix or redis://host/0 "
+        "(default: a temporary folder, or the deployment's own storage). For a plan with several stores: "
+        "default=URL,messages=URL,sums=URL,checkpoints=URL",
+        key="platform.storage",
+    ),
+    option(
+        "--spec FILE",
+        "platform specification to price the bill with (default: the plan's platform)",
+        key="platform.spec",
+        reads=True,
+    ),
+)
 
+MESSAGE_DEADLINE = option(
+    "--message-deadline SECONDS",
+    "end the run when a worker has waited this long for a message",
+    positive,
+    of=RunSettings,
+    to="message_deadline_s",
+)
 
-def run_platform() -> list[Option]:
-    """The options of the platform and of the storage."""
-    return group(
-        "platform",
-        option(
-            "--platform PLATFORM",
-            "where functions run: `local` for processes of this machine, `ray://…` for Ray, or a "
-            "deployment's URL, such as aws-lambda://funcpipe?region=eu-central-1",
-            None,
-            LOCAL,
-            key="platform.run-on",
-        ),
-        option(
-            "--like NAME",
-            "give local functions the memory, processors, links and lifetime of this platform",
-            key="platform.like",
-        ),
-        option(
-            "--storage URL",
-            "where the run keeps its objects, such as file:///tmp/runs, s3://bucket/prefix or redis://host/0 "
-            "(default: a temporary folder, or the deployment's own storage). For a plan with several stores: "
-            "default=URL,messages=URL,sums=URL,checkpoints=URL",
-            key="platform.storage",
-        ),
-        option(
-            "--spec FILE",
-            "platform specification to price the bill with (default: the plan's platform)",
-            key="platform.spec",
-            reads=True,
-        ),
-    )
-
-
-def message_deadline() -> Option:
-    """The option of the message deadline."""
-    text = "end the run when a worker has waited this long for a message"
-    return option("--message-deadline SECONDS", text, positive, of=RunSettings, to="message_deadline_s")
-
-
-def fault_options() -> list[Option]:
-    """The options of fault tolerance."""
-    return group(
-        "fault tolerance",
-        option(
-            "--checkpoint N",
-            "save a checkpoint every N steps (default: an interval that suits the measured times)",
-            whole(),
-            to="checkpoint_steps",
-        ),
-        option(
-            "--failure-interval SECONDS",
-            "expected time between failures of a function, from which the checkpoint interval follows",
-            positive,
-            of=FaultTolerance,
-            to="failure_interval_s",
-        ),
-        option(
-            "--on-oom",
-            "when a function runs out of memory, end the run or continue with larger functions",
-            of=FaultTolerance,
-        ),
-        option(
-            "--on-drift",
-            "when replicas come to differ, as on unlike processors, copy the parameters of the first or end the run",
-            of=FaultTolerance,
-        ),
-        message_deadline(),
-    )
+FAULTS = group(
+    "fault tolerance",
+    option(
+        "--checkpoint N",
+        "save a checkpoint every N steps (default: an interval that suits the measured times)",
+        whole(),
+        to="checkpoint_steps",
+    ),
+    option(
+        "--failure-interval SECONDS",
+        "expected time between failures of a function, from which the checkpoint interval follows",
+        positive,
+        of=FaultTolerance,
+        to="failure_interval_s",
+    ),
+    option(
+        "--on-oom",
+        "when a function runs out of memory, end the run or continue with larger functions",
+        of=FaultTolerance,
+    ),
+    option(
+        "--on-drift",
+        "when replicas come to differ, as on unlike processors, copy the parameters of the first or end the run",
+        of=FaultTolerance,
+    ),
+    MESSAGE_DEADLINE,
+)
 
 
 def check_code(options: Options) -> None:

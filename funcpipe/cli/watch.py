@@ -13,8 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from funcpipe import show as render
-from funcpipe.cli.options import Options, option, positive, verb
-from funcpipe.cli.run import RUN, storage
+from funcpipe.cli.options import option, positive
+from funcpipe.cli.run import RUN, STORAGE
+from funcpipe.cli.verbs import Options, verb
 from funcpipe.core.json_form import to_plain
 from funcpipe.core.process import write_out
 from funcpipe.core.texts import printable
@@ -38,7 +39,7 @@ class Left(Exception):
 @verb(
     "funcpipe run watch RUN --storage file:///tmp/runs",
     RUN,
-    storage(),
+    STORAGE,
     option("--interval SECONDS", "pause between two polls of the run", positive, 5.0),
     option("--once", "poll once, and end with the exit code of `status`"),
     about="Show a run while it goes on: workers, losses, dollars, warnings. It only reads, so it can be left (q or "

@@ -87,8 +87,10 @@ def ways(tmp_path: Path) -> str:
 def test_machines_of_a_provision_get_a_task_file(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where a job file names a plan, which is for functions."""
     ways(tmp_path)
     monkeypatch.chdir(tmp_path)
+    Path("funcpipe.toml").write_text('[plan]\nfile = "plan.json"')
     deploy = ["deploy", "sky", "--provision", *words, "--run", "funcpipe train job", "--region", "eu-central-1"]
     assert main([*deploy, "--template-only", "sky.yaml"]) == 0
     text = Path("sky.yaml").read_text()

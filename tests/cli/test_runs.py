@@ -12,8 +12,8 @@ from torch import nn
 from funcpipe.api import FuncPipe
 from funcpipe.cli import main
 from funcpipe.cli.commands import parse
-from funcpipe.cli.options import Options
 from funcpipe.cli.train import checked_plan, model_with
+from funcpipe.cli.verbs import Options
 from funcpipe.core import Busy, Interval, OptimizerKind, write
 from funcpipe.core.logs import prefix
 from funcpipe.core.run_key import RunKey

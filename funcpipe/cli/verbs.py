@@ -1,0 +1,162 @@
+"""How a verb is declared, what its help page says, and how a mistake on a command line is reported."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import fields
+from types import SimpleNamespace
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from funcpipe.cli.options import Argument, Declared, Option, declared, flat, hint, named, option
+from funcpipe.core.process import write_out
+from funcpipe.errors import InputError
+
+
+class Options(SimpleNamespace):
+    """The values of a verb's options by name, with its `command` and the function to `run` with them.
+
+    Those that are `given` on the command line come neither from a job file nor from a default.
+    """
+
+
+def fields_of(kind: type, options: Options) -> dict[str, Any]:
+    """The fields of a dataclass that options are called after, with what the options say."""
+    return {field.name: getattr(options, field.name) for field in fields(kind) if hasattr(options, field.name)}
+
+
+class Verb(click.Command):
+    """A verb. If some of its options are `common`, only `--help-all` shows the others."""
+
+    def __init__(self, *, example: str, common: Sequence[str], table: str, about: str, **settings: Any) -> None:
+        super().__init__(**settings)
+        self.example, self.common, self.table, self.help = example, common, table, about
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read the words; an option may be shortened as far as it is the only one that begins so."""
+        names = [name for param in self.get_params(ctx) for name in param.opts if name.startswith("--")]
+        whole = []
+        for word in args:
+            name, equals, value = word.partition("=")
+            near = [known for known in names if known.startswith(name) and len(name) > 2]
+            whole.append(f"{near[0]}{equals}{value}" if len(near) == 1 else word)
+        return super().parse_args(ctx, whole)
+
+    def page(self, ctx: click.Context, *, everything: bool = False) -> str:
+        """The page of `--help`; with `everything`, that of `--help-all`."""
+        arguments = [one for one in declared(self) if isinstance(one, Argument)]
+        options = [one for one in declared(self) if not isinstance(one, Argument)]
+        formatter = ctx.make_formatter()
+        words = [str(one.metavar) if one.required else f"[{one.metavar}]" for one in arguments]
+        words += [f"{one.opts[-1]} {one.metavar}" for one in options if one.required]
+        formatter.write_usage(ctx.command_path, " ".join(["[options]", *words]), prefix="usage: ")
+        for paragraph in (self.help or "").split("\n\n"):
+            formatter.write_paragraph()
+            formatter.write_text(paragraph)
+        sections: dict[str, list[Declared]] = {"positional arguments": [*arguments]}
+        if everything or not self.common:
+            for one in sorted(options, key=lambda one: one.group != ""):
+                sections.setdefault(one.group or "options", []).append(one)
+        else:
+            by_name = {name: one for one in options for name in one.opts}
+            sections["common options"] = [by_name[name] for name in (*self.common, "--help-all")]
+        for title, listed in sections.items():
+            _write_section(ctx, formatter, title, listed)
+        return f"{formatter.getvalue()}\nexample:\n  {self.example}"
+
+
+def _write_section(ctx: click.Context, formatter: click.HelpFormatter, title: str, listed: Sequence[Declared]) -> None:
+    heading, _, about = title.partition(": ")
+    rows = [row for row in (one.get_help_record(ctx) for one in listed) if row is not None]
+    if rows:
+        with formatter.section(heading):
+            if about:
+                formatter.write_text(about)
+                formatter.write_paragraph()
+            formatter.write_dl(rows, col_max=24)
+
+
+def page(words: str, help: str, text: Callable[[click.Context], str]) -> Option:
+    """An option, as `--help`, which prints a text and ends the command."""
+
+    def show(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value and not ctx.resilient_parsing:
+            write_out(text(ctx).rstrip("\n"))
+            ctx.exit()
+
+    found = option(words, help, key="")
+    found.is_eager, found.callback, found.expose_value = True, show, False
+    return found
+
+
+def verb(
+    example: str, *params: Declared | Sequence[Option], common: Sequence[str] = (), table: str = "", about: str = ""
+) -> Callable[[Callable[[Options], int | None]], Verb]:
+    """Make a verb of a function. `table` is that of the job file in which its options have keys."""
+
+    def made(run: Callable[[Options], int | None]) -> Verb:
+        def parsed(**values: Any) -> Options:
+            context = click.get_current_context()
+            given = [name for name in values if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+            path = context.command_path.partition(" ")[2]
+            return Options(run=run, verb=path, command=context.command, given=given, **values)
+
+        return Verb(
+            name=run.__name__.replace("_", "-"),
+            callback=parsed,
+            params=[*flat(params), *_of_all(bool(common))],
+            example=example,
+            common=common,
+            table=table,
+            about=about,
+            add_help_option=False,
+            context_settings={"max_content_width": 100},
+        )
+
+    return made
+
+
+def _of_all(with_help_all: bool) -> list[Option]:
+    """The options of all verbs."""
+    text = "file with options of this and other verbs (default: funcpipe.toml, if it is here)"
+    job = option("--job FILE", text, key="")
+    job.is_eager, job.callback, job.expose_value = True, _read_job, False
+    text = "log to stderr what happens; -vv adds details (or set FUNCPIPE_LOG=info, FUNCPIPE_LOG=debug)"
+    verbose = Option(["-v", "--verbose"], count=True, help=text)
+    verbose.one_of, verbose.key = "volume", ""
+    help_all = page("--help-all", "show all options and exit", lambda ctx: _page_of(ctx, everything=True))
+    return [
+        page("-h --help", "show this help message and exit", _page_of),
+        job,
+        option("--json", "print the result as JSON", key=""),
+        verbose,
+        option("-q --quiet", "no progress bar, and log errors only", one_of="volume", key=""),
+        *([help_all] if with_help_all else []),
+    ]
+
+
+def _page_of(ctx: click.Context, *, everything: bool = False) -> str:
+    assert isinstance(ctx.command, Verb), "it is an option of verbs"
+    return ctx.command.page(ctx, everything=everything)
+
+
+def _read_job(ctx: click.Context, param: click.Parameter, named: str | None) -> None:
+    from funcpipe.cli.job_file import read_into
+
+    if not ctx.resilient_parsing:
+        read_into(ctx, named)
+
+
+def refusal(error: click.UsageError) -> InputError:
+    """What is wrong on a command line, as an error of ours: the argument, the fact and, where there is one, a hint."""
+    context, text = error.ctx, error.format_message()
+    if isinstance(error, click.MissingParameter) and context is not None:
+        given = {name for name, value in context.params.items() if value not in (None, ())}
+        given |= (context.default_map or {}).keys()
+        missing = [one for one in context.command.params if one.required and one.name not in given]
+        text = f"the following arguments are required: {', '.join(map(named, missing))}"
+    elif isinstance(error, click.NoSuchOption):
+        text = f"unrecognized arguments: {error.option_name}{hint(error.option_name, error.possibilities or ())}"
+    elif isinstance(error, click.BadParameter) and error.param is not None:
+        text = f"argument {named(error.param)}: {error.message}"
+    return InputError(f"{text} (see {context.command_path} --help)" if context is not None else text)
