@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from funcpipe.client.follow.upload import upload
+from funcpipe.client.follow.launch import upload
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
 from funcpipe.client.prepare.session import Site, session_on

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from funcpipe.client.follow.upload import upload
+from funcpipe.client.follow.launch import upload
 from funcpipe.client.prepare.job import Job
 from funcpipe.comm import codec
 from funcpipe.core import FaultTolerance, Plan, Sync

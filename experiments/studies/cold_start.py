@@ -106,7 +106,7 @@ def prepare(url: str) -> str:
 
     from experiments.models import digits
     from funcpipe.api import FuncPipe
-    from funcpipe.client.follow.upload import upload
+    from funcpipe.client.follow.launch import upload
     from funcpipe.client.prepare.job import Job
     from funcpipe.client.prepare.prepared_run import prepare as prepared
     from funcpipe.client.prepare.session import open_session

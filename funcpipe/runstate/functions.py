@@ -1,6 +1,8 @@
 """The functions of a run, recorded in storage so that any client can stop them; and the marks of detached runs.
 
-Marks lie beside the runs, so that a watchdog finds all with one request.
+Marks lie beside the runs, where no run's object can lie, as the name of a run begins with a letter or a digit: so a
+watchdog finds all of them with one request. The mark of run-1/g0000-3fa9c2d11b0c77e4/ is the object
+_watch/run-1/g0000-3fa9c2d11b0c77e4. It holds the key of the run, wrapped so that only that watchdog can read it.
 """
 
 import secrets

@@ -2,6 +2,9 @@
 
 A generation is first reserved under its number and the fingerprint of its key, then prepared, and counts from the
 moment that its record is written. Only the client that owns the run does so.
+
+Only objects that a run can have written are ever deleted: a name may be that of a folder which holds other people's
+objects as well. Whatever deletes a run asks here first, and whatever begins one refuses such a name.
 """
 
 import logging

@@ -5,6 +5,10 @@ and order what was right long ago. Therefore an order of a worker holds only if 
 obey asks, was not superseded but by a successor that it has handed over to; and no order holds if a worker has passed
 its step before it read it. The first to find out puts the verdict, and all others read it. An order that does not
 hold may be followed by another; and one to end at once may follow any order to end after a step.
+
+A function also orders the end where the run would exceed a limit of cost or time. No two clocks are compared: it knows
+the run's cost and time at its own invocation, and its own age. It counts its own storage requests, and estimates those
+of all others.
 """
 
 import itertools

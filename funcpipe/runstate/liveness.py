@@ -3,6 +3,9 @@
 A report says how a function ended, the platform whether it runs, a heartbeat when it was last alive. Clocks may
 differ by minutes, so a heartbeat's age proves nothing by itself. If it seems old, or the platform cannot be asked,
 there is a second check after more than one interval: a worker that has sent another heartbeat meanwhile is at work.
+
+Each attempt of a worker writes its own heartbeats, and the newest attempt's count. Those of attempts that left no
+report stay: they are all that is known of the requests of one that died.
 """
 
 import logging

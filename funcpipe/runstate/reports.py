@@ -1,4 +1,14 @@
-"""The reports of steps and of validations, which the last stage's replicas write."""
+"""The reports of steps and of validations, which the last stage's replicas write.
+
+Of steps, the newest report of a replica is one object, all others are in summaries. Each summary holds the reports of
+all steps of the generation up to its own. The two newest are kept, and so is the object of a step until both hold it:
+no single object that is lost takes a loss with it. Of validations:
+
+RUN/gNNNN/validations/STEP                  the report, which is written once and never changes
+RUN/gNNNN/scores/STEP/WORKER/BATCH          what a replica of the last stage has measured in a batch
+RUN/gNNNN/messages/WORKER.eval/STEP.BATCH/… messages between stages, until the batch is measured
+RUN/gNNNN/best/sN/…                         checkpoints of the best model, without the optimiser's state
+"""
 
 import contextlib
 import logging

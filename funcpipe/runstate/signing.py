@@ -6,6 +6,10 @@
 The name of a generation holds the fingerprint of its key, so everybody knows which key an object must be signed with.
 Messages are signed one by one by the channel that writes them, as they are read one by one. The statements of clients
 about who owns a run, and marks for watchdogs, are not signed: nothing that they say is ever run or trained with.
+
+The keys of runs that were started on this machine are files that only its user may read, one for each generation. They
+lie in `$FUNCPIPE_KEY_DIR`, or in `funcpipe/keys` where the user's programs keep their state (`$XDG_STATE_HOME`, else
+`~/.local/state`). On another machine `$FUNCPIPE_RUN_KEY` has the key of one run.
 """
 
 import contextlib

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field, replace
 
+from funcpipe.client.follow.launch import upload
 from funcpipe.client.follow.supervisor import Supervisor
-from funcpipe.client.follow.upload import upload
 from funcpipe.client.prepare.prepared_run import prepare
 from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import (

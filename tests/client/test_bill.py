@@ -13,7 +13,7 @@ from funcpipe.platforms.base import Handle, State, Status
 from funcpipe.platforms.function_group import StartedFunction, WatchedFunction
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import load_worker_specs
-from funcpipe.runstate.spending import reported_requests, request_usd, worker_reports
+from funcpipe.runstate.reader import reported_requests, request_usd, worker_reports
 from tests.client.scripted import KEYS, Run, spec_with
 
 WORKERS = tuple(f"s{stage}.r{replica}" for stage in range(3) for replica in range(2))

@@ -25,9 +25,9 @@ from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import list_generations, newest_record
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.liveness import newest_heartbeat
+from funcpipe.runstate.reader import reported_requests, spent_so_far, worker_reports
 from funcpipe.runstate.resume import load_resume_point
 from funcpipe.runstate.signing import KeyFolder, key_of, signed
-from funcpipe.runstate.spending import reported_requests, spent_so_far, worker_reports
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.client.held import HeldPlatform
 from tests.client.threads import RUN, STEADY, job

@@ -209,7 +209,7 @@ def test_functions_are_told_of_the_client_s_requests_and_of_all_invocations(
     storage: MemoryStorage, functions: ThreadPlatform
 ) -> None:
     """So that the limit counts them, even in runs that are left to themselves."""
-    from funcpipe.client.follow.upload import upload
+    from funcpipe.client.follow.launch import upload
 
     prices = replace(functions.spec, price_invocation_usd=0.5, price_put_usd=1.0, price_get_usd=0.0)
     session = session_on(Site(functions, storage, "memory://"), reopen=functions.open)

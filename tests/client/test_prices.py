@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from funcpipe import FuncPipe
-from funcpipe.client.follow.launch import launch
-from funcpipe.client.follow.upload import upload
+from funcpipe.client.follow.launch import launch, upload
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.job_estimate import check_limits
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare

@@ -16,7 +16,7 @@ from funcpipe.runstate.documents import get_document, put_document
 from funcpipe.runstate.functions import start_function
 from funcpipe.runstate.generations import load_worker_specs
 from funcpipe.runstate.lease import Lease
-from funcpipe.runstate.spending import worker_reports
+from funcpipe.runstate.reader import worker_reports
 from tests.client.scripted import KEYS, Run, Scripted, spec_with
 
 DONE, FAILED = Status(state=State.DONE), Status(state=State.FAILED, reason="killed by SIGKILL")

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from funcpipe.client.follow.launch import launch
+from funcpipe.client.follow.launch import launch, upload
 from funcpipe.client.follow.steps import ClientBudget
-from funcpipe.client.follow.upload import upload
 from funcpipe.client.prepare.evaluation import make_evaluation
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.job_estimate import estimate_job

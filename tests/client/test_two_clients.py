@@ -9,9 +9,8 @@ import pytest
 import torch
 
 from funcpipe.client.control.stopping import clean, take_over
-from funcpipe.client.follow.launch import launch, launch_detached
+from funcpipe.client.follow.launch import launch, launch_detached, upload
 from funcpipe.client.follow.results import Progress, RunResult
-from funcpipe.client.follow.upload import upload
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
 from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import Halt, RunSettings

@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from funcpipe.client.follow.upload import upload
+from funcpipe.client.follow.launch import upload
 from funcpipe.client.prepare.prepared_run import prepare
 from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import Plan

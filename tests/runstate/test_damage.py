@@ -24,9 +24,9 @@ from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import list_generations, newest_record
 from funcpipe.runstate.halt import halt_run
 from funcpipe.runstate.keys import Keys, is_message
+from funcpipe.runstate.reader import spent_so_far
 from funcpipe.runstate.resume import load_first_tensors, load_resume_point
 from funcpipe.runstate.signing import RUN_KEY, KeyFolder, key_of, signed
-from funcpipe.runstate.spending import spent_so_far
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.norms import GradientNorm

@@ -20,7 +20,7 @@ from unittest import mock
 from funcpipe.client.control.stopping import clean, take_over
 from funcpipe.client.follow import functions as client_functions
 from funcpipe.client.follow import launch as launching
-from funcpipe.client.follow.upload import upload
+from funcpipe.client.follow.launch import upload
 from funcpipe.client.prepare.prepared_run import PreparedRun
 from funcpipe.core import Invocation, Precision, RunAccount, RunLimits
 from funcpipe.core.settings import DEFAULT_FAULTS

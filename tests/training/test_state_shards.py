@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, optim
 
-from funcpipe.client.follow.upload import upload
+from funcpipe.client.follow.launch import upload
 from funcpipe.client.prepare.job import Job
 from funcpipe.core import FaultTolerance, Plan, RunRecord, Streams, Sync
 from funcpipe.errors import CorruptMessage

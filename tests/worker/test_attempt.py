@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from funcpipe.client.follow.upload import upload
+from funcpipe.client.follow.launch import upload
 from funcpipe.core import FaultTolerance, Halt, HandOver, Heartbeat, LeaseDocument, Outcome, WorkerReport, WorkerSpec
 from funcpipe.errors import StorageBusy
 from funcpipe.platforms.base import OPEN, Gate, Invoked

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from funcpipe.client.follow.upload import upload
+from funcpipe.client.follow.launch import upload
 from funcpipe.core import Outcome, WorkerReport, to_text
 from funcpipe.platforms import process as allocator
 from funcpipe.platforms.local.files import FileStorage

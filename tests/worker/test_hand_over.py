@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from funcpipe.client.follow.upload import upload
+from funcpipe.client.follow.launch import upload
 from funcpipe.core import Events, FaultTolerance, HandOver, Invocation, Outcome, WorkerReport, WorkerSpec
 from funcpipe.core.backoff import Backoff
 from funcpipe.errors import PlatformBusy, PlatformRefused
@@ -21,7 +21,7 @@ from funcpipe.runstate.generations import write_payload
 from funcpipe.runstate.halt import read_halt
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
-from funcpipe.runstate.spending import worker_reports
+from funcpipe.runstate.reader import worker_reports
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker import hand_over
 from funcpipe.worker.attempt import run_attempt

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from funcpipe.client.follow.upload import upload
+from funcpipe.client.follow.launch import upload
 from funcpipe.core import (
     CountsByKind,
     FaultTolerance,

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from funcpipe.client.follow.upload import upload
+from funcpipe.client.follow.launch import upload
 from funcpipe.core import FaultTolerance, OnDrift, Outcome, ReplicaMark, Sync, Wire, WorkerSpec
 from funcpipe.errors import ReplicasDiffer
 from funcpipe.platforms.catalog import open_platform

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from funcpipe.client.control.verdict import final_failures, first_failure
-from funcpipe.client.follow.upload import upload
+from funcpipe.client.follow.launch import upload
 from funcpipe.core import FaultTolerance, Outcome, WorkerSpec
 from funcpipe.platforms.base import OPEN, Gate, Invoked
 from funcpipe.runstate.halt import read_halt

@@ -14,7 +14,7 @@ from funcpipe.runstate.halt import read_halt
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import last_attempt
 from funcpipe.runstate.liveness import RunLiveness, WorkerLiveness, WorkerState, newest_heartbeat
-from funcpipe.runstate.spending import worker_reports
+from funcpipe.runstate.reader import worker_reports
 from funcpipe.scheduler.tasks import Task, source_of
 
 _LONG_STEPS = 3

@@ -8,15 +8,14 @@ from funcpipe.client.follow.export import TrainedLoss
 from funcpipe.client.follow.results import NOTHING_LEARNED, OnProgress, Progress, RunResult, collect, load_trace
 from funcpipe.client.follow.steps import compare_replicas, load_outputs
 from funcpipe.client.prepare.prepared_run import PreparedRun
-from funcpipe.core import Bill, FinishedRun, ValidationReport
+from funcpipe.core import FinishedRun, ValidationReport
 from funcpipe.errors import RunUnknown
 from funcpipe.runstate.finished import ended_step, keep_only_model, last_checkpoint
 from funcpipe.runstate.generations import find_record
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import Owner
-from funcpipe.runstate.reader import History, RunReader
+from funcpipe.runstate.reader import History, RunReader, spent_so_far
 from funcpipe.runstate.resume import ResumePoint
-from funcpipe.runstate.spending import spent_so_far
 
 _log = logging.getLogger(__name__)
 
@@ -35,7 +34,7 @@ def finish(prepared: PreparedRun, keys: Keys, owner: Owner, result: RunResult) -
     finished = FinishedRun(
         losses=result.losses,
         skipped_steps=result.skipped_steps,
-        bill=billed(prepared, result.bill),
+        bill=billed(prepared, result).bill,
         workers=result.workers,
         elapsed_s=spent_so_far(storage, record).elapsed_s,
         kept_bytes=size,
@@ -43,9 +42,10 @@ def finish(prepared: PreparedRun, keys: Keys, owner: Owner, result: RunResult) -
     keep_only_model(storage, record, finished, checkpoint)
 
 
-def billed(prepared: PreparedRun, bill: Bill) -> Bill:
-    """`bill`, made for functions alone, with this client's requests until now."""
-    return bill.with_client(prepared.meter.by_kind, prepared.job.prices, prepared.job.plan.stores)
+def billed(prepared: PreparedRun, result: RunResult) -> RunResult:
+    """`result`, whose bill is for functions alone, with this client's requests until now."""
+    client, job = prepared.meter.by_kind, prepared.job
+    return replace(result, bill=result.bill.with_client(client, job.prices, job.plan.stores))
 
 
 def collect_finished(prepared: PreparedRun, reader: RunReader, end: ResumePoint, on_progress: OnProgress) -> RunResult:

@@ -1,21 +1,22 @@
-"""A run whose client is interrupted: it saves a step and ends, and the error says how to go on."""
+"""A run that ends early: interrupted, it saves a step; and the error of any says how to go on."""
 
 import contextlib
 import logging
+import threading
 import time
 from collections.abc import Iterator
 
-from funcpipe.client.control.commands import after_interrupt
+from funcpipe.client.control.commands import after_failure, after_interrupt, after_removal, before_start
 from funcpipe.client.control.stopping import order_end
 from funcpipe.client.follow.supervisor import Supervisor
 from funcpipe.client.prepare.prepared_run import PreparedRun
-from funcpipe.errors import DeadlineExceeded, RunError, RunHalted, RunInterrupted, RunUnknown, Superseded
+from funcpipe.errors import DeadlineExceeded, RunError, RunHalted, RunInterrupted, RunTaken, RunUnknown, Superseded
 from funcpipe.platforms.base import Storage
-from funcpipe.runstate.checkpoint_index import read_index
-from funcpipe.runstate.finished import find_finished
 from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.liveness import read_heartbeats
+from funcpipe.runstate.owner import Owner
+from funcpipe.runstate.reader import RunReader
 
 _log = logging.getLogger(__name__)
 
@@ -99,10 +100,44 @@ def interrupted(prepared: PreparedRun, *, kept: bool, running: bool = False) -> 
 
 def _saved_step(prepared: PreparedRun) -> int:
     try:
-        record = newest_record(prepared.storage, prepared.name)
+        reader = RunReader.newest(prepared.storage, prepared.name)
     except RunUnknown:
         return 0
-    if find_finished(prepared.storage, Keys.of(record)) is not None:
-        return record.steps
-    index = read_index(prepared.storage, Keys.of(record), first_step=record.first_step)
-    return index.common_step(len(record.plan.stages), record.plan.replicas)
+    if reader.finished is not None:
+        return reader.record.steps
+    return reader.index.common_step(len(reader.record.plan.stages), reader.record.plan.replicas)
+
+
+@contextlib.contextmanager
+def with_next_commands(prepared: PreparedRun, *, kept: bool) -> Iterator[threading.Event]:
+    """Add to a failure the commands that help, as a note: tracebacks and the command line show it.
+
+    The event that it yields must be set once a new run has begun: until then nothing of it is kept.
+    """
+    begun = threading.Event()
+    if prepared.resumed is not None or prepared.running is not None:
+        begun.set()
+    try:
+        yield begun
+    except (RunTaken, RunUnknown, Superseded):  # the run is another client's, which goes on with it, or is gone
+        raise
+    except RunError as error:
+        run = prepared.name
+        storage, platform = prepared.storage_url, prepared.platform.url
+        commands = after_failure(run, storage, expires=prepared.expires) if kept else after_removal(run, platform)
+        error.add_note("\n".join(commands if begun.is_set() else before_start(run)))
+        raise
+
+
+@contextlib.contextmanager
+def removed_if_it_fails(owner: Owner, run: str, *, keep: bool) -> Iterator[None]:
+    """Delete every object of a run that fails; with `keep` they stay, and the run can be resumed."""
+    try:
+        yield
+    except Superseded:
+        raise  # the run is another client's
+    except BaseException as error:
+        if not keep:
+            _log.info("run %s: its objects are deleted after %s", run, type(error).__name__)
+            owner.delete_run()
+        raise

@@ -1,34 +1,39 @@
 """Start a prepared run, follow it to its end, collect its result, and clean up behind it."""
 
 import contextlib
+import hashlib
 import logging
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
-from funcpipe.client.control.commands import after_failure, after_interrupt, after_removal, before_start
+from funcpipe.client.control.commands import after_interrupt
 from funcpipe.client.control.stopping import end_generation, end_leftovers
 from funcpipe.client.follow.finish import billed, collect_finished, collect_kept, finish
-from funcpipe.client.follow.interruption import interrupted, saved_if_interrupted
+from funcpipe.client.follow.interruption import (
+    interrupted,
+    removed_if_it_fails,
+    saved_if_interrupted,
+    with_next_commands,
+)
 from funcpipe.client.follow.results import OnProgress, RunResult, ignore_progress
 from funcpipe.client.follow.standby import OncePerStep, check_not_gone, follow_as_standby
 from funcpipe.client.follow.steps import follow
 from funcpipe.client.follow.supervisor import Supervisor
-from funcpipe.client.follow.upload import upload
 from funcpipe.client.prepare.prepared_run import PreparedRun
-from funcpipe.core import RunRecord
+from funcpipe.comm import codec
+from funcpipe.core import RunAccount, RunRecord, WorkerSpec, logs, prices_of
 from funcpipe.core.settings import WHY_GONE
 from funcpipe.core.stores import DEFAULT, urls_by_kind
 from funcpipe.errors import (
     KeyMissing,
     PlanError,
-    RunError,
     RunHalted,
     RunTaken,
     RunUnknown,
     Superseded,
 )
 from funcpipe.platforms.local.output import keep_client_log
+from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.functions import mark_detached, unmark_run
 from funcpipe.runstate.generations import (
     delete_generation,
@@ -41,9 +46,10 @@ from funcpipe.runstate.generations import (
 )
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import BEAT_S, Owner, owned
-from funcpipe.runstate.reader import RunReader
+from funcpipe.runstate.reader import RunReader, spent_so_far
+from funcpipe.runstate.reports import ValidationKeys
 from funcpipe.runstate.signing import KeyFolder, key_of
-from funcpipe.runstate.spending import spent_so_far
+from funcpipe.runstate.validations import BestModel
 
 _log = logging.getLogger(__name__)
 
@@ -58,13 +64,13 @@ def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> 
     only watched go on: RunInterrupted says which.
     """
     if prepared.running is not None:
-        with _with_next_commands(prepared, kept=True):
-            return _billed(prepared, _watch(prepared, prepared.running, on_progress))
+        with with_next_commands(prepared, kept=True):
+            return billed(prepared, _watch(prepared, prepared.running, on_progress))
     run, kept = prepared.name, prepared.faults.keep
     try:
-        with _with_next_commands(prepared, kept=kept) as begun, keep_client_log(run), _owned(prepared) as owner:
+        with with_next_commands(prepared, kept=kept) as begun, keep_client_log(run), _owned(prepared) as owner:
             fenced, keys = _begin(prepared, owner)
-            with _removed_if_it_fails(owner, run, keep=kept), _supervisor(fenced, keys, owner, keep=kept) as supervisor:
+            with removed_if_it_fails(owner, run, keep=kept), _supervisor(fenced, keys, owner, keep=kept) as supervisor:
                 record = _start(fenced, keys, supervisor)
                 begun.set()
                 with saved_if_interrupted(fenced, keys, supervisor):
@@ -76,7 +82,7 @@ def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> 
         end = interrupted(prepared, kept=kept)
         _log.warning("\n".join([f"run {run}: the program ends; {end.state}", *after_interrupt(end)]))
         raise
-    return _billed(prepared, result)
+    return billed(prepared, result)
 
 
 def launch_detached(prepared: PreparedRun) -> str:
@@ -97,11 +103,6 @@ def launch_detached(prepared: PreparedRun) -> str:
         job.prices.client_usd(prepared.meter.by_kind, job.plan.stores),
     )
     return prepared.name
-
-
-def _billed(prepared: PreparedRun, result: RunResult) -> RunResult:
-    """`result` with all requests of this client in its bill: nothing of the run is left that it would ask for."""
-    return replace(result, bill=billed(prepared, result.bill))
 
 
 def _watch(prepared: PreparedRun, record: RunRecord, on_progress: OnProgress) -> RunResult:
@@ -264,36 +265,70 @@ def _record(prepared: PreparedRun, keys: Keys) -> RunRecord:
     )
 
 
-@contextlib.contextmanager
-def _with_next_commands(prepared: PreparedRun, *, kept: bool) -> Iterator[threading.Event]:
-    """Add to a failure the commands that help, as a note: tracebacks and the command line show it.
+def upload(prepared: PreparedRun, keys: Keys) -> Iterator[WorkerSpec]:
+    """Put the data, and each stage's code, tensors and what it had learned; yields workers' payloads by stage."""
+    job, storage, log_level = prepared.job, prepared.storage, logs.wanted_in_functions()
+    run_key = key_of(KeyFolder(), keys).text
+    for name, contents in prepared.data.objects():
+        storage.put(keys.data(name), contents)
+    for number, stage in enumerate(prepared.stages):
+        storage.put(keys.bundle(number), stage.bundle)
+        storage.put(keys.parameters(number), codec.encode(stage.tensors))
+        _log.info("run %s: stage %d is uploaded, %d bytes of code", keys.run, number, len(stage.bundle))
+        state = prepared.state_of(number)
+        first_step = prepared.first_step
+        if state is not None:
+            Checkpoints(storage, keys).save(number, first_step, state, writer="resumed")
+        best = prepared.best_of(number)
+        if best is not None:
+            BestModel(storage, ValidationKeys.of(keys)).save(number, best[0], best[1], writer="resumed")
+        for replica in range(job.plan.replicas):
+            yield WorkerSpec(
+                run=keys.run,
+                generation=keys.generation,
+                nonce=keys.nonce,
+                attempt=0,
+                stage=number,
+                replica=replica,
+                plan=replace(job.plan, estimate=None, solver=None),
+                storage=prepared.storage_url,
+                platform=prepared.platform.url,
+                bundle=keys.bundle(number),
+                bundle_sha256=hashlib.sha256(stage.bundle).hexdigest(),
+                parameters=keys.parameters(number),
+                epochs=job.epochs,
+                seed=job.seed,
+                message_deadline_s=job.message_deadline_s,
+                first_step=first_step,
+                began_step=prepared.began_step,
+                faults=prepared.faults,
+                limits=prepared.limits,
+                account=_account(prepared, number),
+                log_level=log_level,
+                run_key=run_key,
+                validated=prepared.validations[-1] if prepared.validations else None,
+            )
 
-    The event that it yields must be set once a new run has begun: until then nothing of it is kept.
+
+def _account(prepared: PreparedRun, stage: int) -> RunAccount:
+    """The cost and the time of the run so far, and the prices of a function of `stage` and of requests.
+
+    This client's own requests are in it, and the invocations of all functions.
     """
-    begun = threading.Event()
-    if prepared.resumed is not None or prepared.running is not None:
-        begun.set()
-    try:
-        yield begun
-    except (RunTaken, RunUnknown, Superseded):  # the run is another client's, which goes on with it, or is gone
-        raise
-    except RunError as error:
-        run = prepared.name
-        storage, platform = prepared.storage_url, prepared.platform.url
-        commands = after_failure(run, storage, expires=prepared.expires) if kept else after_removal(run, platform)
-        error.add_note("\n".join(commands if begun.is_set() else before_start(run)))
-        raise
-
-
-@contextlib.contextmanager
-def _removed_if_it_fails(owner: Owner, run: str, *, keep: bool) -> Iterator[None]:
-    """Delete every object of a run that fails; with `keep` they stay, and the run can be resumed."""
-    try:
-        yield
-    except Superseded:
-        raise  # the run is another client's
-    except BaseException as error:
-        if not keep:
-            _log.info("run %s: its objects are deleted after %s", run, type(error).__name__)
-            owner.delete_run()
-        raise
+    prices, plan = prepared.job.prices, prepared.job.plan
+    usd_s = prices_of(plan, prices).function_usd_s
+    asked_usd = prices.client_usd(prepared.meter.by_kind, plan.stores)
+    starting_usd = asked_usd + plan.workers * prices.price_invocation_usd
+    return replace(
+        prepared.account,
+        requests_usd=prepared.account.requests_usd + starting_usd,
+        invocation_usd=prices.price_invocation_usd,
+        run_usd_s=sum(usd_s) * plan.replicas,
+        usd_s=usd_s[stage],
+        put_usd=prices.price_put_usd,
+        get_usd=prices.price_get_usd,
+        empty_get_usd=prices.empty_get_usd,
+        hours_usd_s=prices.stores_usd_h(plan.stores) / 3600,
+        collect_usd=prices.traffic_usd(prepared.collected_bytes),
+        stores=prices.other_stores(plan.stores),
+    )

@@ -25,8 +25,7 @@ from funcpipe.core.texts import Described
 from funcpipe.errors import InvalidValue, RunUnknown
 from funcpipe.model.split.module_state import Attributes
 from funcpipe.platforms.function_group import WatchedFunction
-from funcpipe.runstate.reader import RunReader
-from funcpipe.runstate.spending import reported_requests, request_usd, spent_so_far
+from funcpipe.runstate.reader import RunReader, reported_requests, request_usd, spent_so_far
 from funcpipe.scheduler.clocks import aligned
 from funcpipe.training.losses import LossFunction
 from funcpipe.training.state import MODEL, StageState, tensor_names

@@ -14,8 +14,8 @@ from funcpipe.platforms.base import Storage
 from funcpipe.runstate.generations import find_record
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import BEAT_S, Ownership, OwnerWatch
+from funcpipe.runstate.reader import spent_so_far
 from funcpipe.runstate.reports import JoinedStep, StepReader
-from funcpipe.runstate.spending import spent_so_far
 
 
 class OncePerStep:

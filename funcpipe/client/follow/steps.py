@@ -1,4 +1,8 @@
-"""Follow a run step by step to its end: polls, validations, and the limit of its cost."""
+"""Follow a run step by step to its end: polls, validations, and the limit of its cost.
+
+Every question is a request, and no function waits for the answer: a step that is seen late costs nothing. So the pauses
+between polls are about as long as steps take, and shorter only at first, as long as that is unknown.
+"""
 
 import functools
 import logging

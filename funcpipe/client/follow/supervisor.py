@@ -37,7 +37,7 @@ from funcpipe.runstate.halt import read_halt_reason
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import LastAttempt, last_attempt, newest_attempt
 from funcpipe.runstate.liveness import newest_heartbeat
-from funcpipe.runstate.spending import request_usd
+from funcpipe.runstate.reader import request_usd
 
 _log = logging.getLogger(__name__)
 

@@ -1,4 +1,7 @@
-"""Data as users give it: opened, sampled, and tried before functions start."""
+"""Data as users give it: opened, sampled, and tried before functions start.
+
+The first samples of a dataset may be similar, so that trials take some from all over it.
+"""
 
 import random
 import time

@@ -17,8 +17,8 @@ from funcpipe.runstate.finished import find_finished
 from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.liveness import all_finished
+from funcpipe.runstate.reader import spent_so_far, spent_with_requests
 from funcpipe.runstate.resume import ResumePoint, load_first_tensors, load_resume_point
-from funcpipe.runstate.spending import spent_so_far, spent_with_requests
 from funcpipe.training.state import select_for_stage
 
 _log = logging.getLogger(__name__)
@@ -101,7 +101,10 @@ def earlier_run(
                 f"run {record.run} still runs by another plan; end it first: funcpipe run stop {record.run}"
             )
         return EarlierRun(platform=platform)
-    resumed = resume_point(session.storage, record, stages, from_start=from_start)
+    resumed = load_resume_point(session.storage, record, from_start=from_start)
+    if resumed.state is not None:
+        for stage in stages:
+            select_for_stage(resumed.state, stage.module)
     is_whole = record.steps == job.steps and (resumed.stopped or resumed.step == job.steps)
     is_whole = is_whole and _has_same_plan(job.plan, record)
     if resumed.step > job.steps:
@@ -148,17 +151,6 @@ def _reopened(session: Session, record: RunRecord) -> Platform:
 
 def _has_same_plan(plan: Plan, record: RunRecord) -> bool:
     return replace(record.plan, estimate=None, solver=None) == replace(plan, estimate=None, solver=None)
-
-
-def resume_point(
-    storage: Storage, record: RunRecord, stages: Sequence[PreparedStage], *, from_start: bool
-) -> ResumePoint:
-    """The newest step that all stages of the run have saved; raises PlanError if they are of another model."""
-    resumed = load_resume_point(storage, record, from_start=from_start)
-    if resumed.state is not None:
-        for stage in stages:
-            select_for_stage(resumed.state, stage.module)
-    return resumed
 
 
 def as_uploaded(storage: Storage, record: RunRecord, stages: Sequence[PreparedStage]) -> tuple[PreparedStage, ...]:

@@ -2,6 +2,9 @@
 
 Some samples run together, as they do in one process, and in two parts, as in functions. The model is in training mode,
 but without dropout, and with BatchNorm's running statistics, so that it should make the same of a sample in either.
+
+Where samples lie is found by comparing batches of two sizes. A dimension that grows with the batch is one along which
+they lie; a matrix of all samples with all has two. A list with one item for each sample is cut as such.
 """
 
 import contextlib

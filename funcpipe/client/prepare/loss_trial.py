@@ -3,6 +3,9 @@
 A few samples are computed together. Their loss, and its gradient with respect to the model's output, are compared with
 those of the same samples in parts: gradients differ where values do not, as at the start of training, when all
 tokens have the same loss. To have more targets than outputs, outputs are used for several of them in turn.
+
+A model that computes its loss itself, or makes something of the whole batch, runs on two samples together and on each
+alone, without dropout, and with BatchNorm's running statistics.
 """
 
 import logging

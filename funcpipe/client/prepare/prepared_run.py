@@ -191,6 +191,8 @@ def prepare(
     if before.resumed is not None:
         done, state = before.resumed.step, before.resumed.state
         _check_learning(job, has_validation=has_validation, done=done, state=state)
+    elif record is not None:
+        done = 0  # of a run that still trains
     if record is None and learned is not None:
         learned.check(stage.module for stage in stages)
     platform = before.platform or session.functions()
@@ -200,7 +202,7 @@ def prepare(
         platform.check(job.plan, run_s=job.expected_s(done))
     if before.platform is None or before.resumed is None:
         faults = within(platform.spec, faults)
-    estimate = _estimate(job, stages, platform.spec, faults, before, account, learned if record is None else None)
+    estimate = _estimate(job, stages, platform.spec, faults, account, done=done)
     if before.platform is None and estimate is not None:
         check_limits(estimate, limits, elapsed_s=account.elapsed_s)
     return PreparedRun(
@@ -246,22 +248,15 @@ def _estimate(
     stages: tuple[PreparedStage, ...],
     functions: PlatformSpec,
     faults: FaultTolerance,
-    before: EarlierRun,
     account: RunAccount,
-    learned: Learned | None,
+    *,
+    done: int,
 ) -> JobEstimate | None:
-    """The estimate of the steps that are left, with all that the run has cost; None if the plan has none."""
+    """The estimate of the steps after the first `done`, with all that the run has cost; None if the plan has none."""
     if job.plan.estimate is None or len(job.plan.estimate.stages) != len(job.plan.stages):
         return None
-    done, earlier_usd = _done(job, before.resumed, learned), account.spent_usd + account.requests_usd
-    shape = shape_left(job, stages, done=done, earlier_usd=earlier_usd)
+    shape = shape_left(job, stages, done=done, earlier_usd=account.spent_usd + account.requests_usd)
     return estimate_job(job.plan, shape, prices=job.prices, faults=faults, functions=functions)
-
-
-def _done(job: Job, resumed: ResumePoint | None, learned: Learned | None) -> int:
-    if resumed is not None:
-        return resumed.step
-    return 0 if learned is None else learned.epochs * job.batches.steps_per_epoch
 
 
 def new_run_name() -> str:

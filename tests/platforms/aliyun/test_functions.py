@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from funcpipe.client.follow.launch import launch
-from funcpipe.client.follow.upload import upload
+from funcpipe.client.follow.launch import launch, upload
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import prepare
 from funcpipe.client.prepare.session import Site, open_session, session_on

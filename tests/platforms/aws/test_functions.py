@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from funcpipe.client.follow.launch import launch
-from funcpipe.client.follow.upload import upload
+from funcpipe.client.follow.launch import launch, upload
 from funcpipe.client.prepare.prepared_run import prepare
 from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import WorkerSpec

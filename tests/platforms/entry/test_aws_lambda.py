@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from funcpipe.client.follow.upload import upload
+from funcpipe.client.follow.launch import upload
 from funcpipe.client.prepare.job import Job
 from funcpipe.core import WorkerReport, to_text
 from funcpipe.platforms.aws.deployment import lambda_package
