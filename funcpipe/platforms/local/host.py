@@ -16,7 +16,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from funcpipe.core import PlatformSpec, WatchSpec, from_text, to_text
@@ -28,12 +28,12 @@ from funcpipe.platforms.local.function import fork, kill, status_of
 from funcpipe.platforms.local.limits import FunctionLimits, Groups, ImposedLimits
 from funcpipe.platforms.local.output import FunctionOutput
 from funcpipe.platforms.process import usable_processors
+from funcpipe.platforms.shared.host import STOPPED, Host, HostedFunction
 
 CLIENT = 0
 """The file descriptor of the pipe whose other end is the client's: it closes when the client ends."""
 
 _WATCHDOG = "watchdog"
-_MOST_LOST = 5  # watchdogs of a run may die; the next one follows as many seconds later
 _LONGEST_REQUEST = 1 << 30  # bytes; what a platform admits as a payload is checked where it is invoked
 
 
@@ -53,9 +53,9 @@ class HostSpec:
     watches: bool = False
 
 
-@dataclass
-class _Function:
-    """A function that was started; `status` is set when it has ended.
+@dataclass(kw_only=True)
+class _Function(HostedFunction):
+    """A function that is a process of this machine.
 
     Its temporary files lie in the folder `temporary`, as in `/tmp` of a cloud function, and are deleted when it ends,
     however it ends.
@@ -65,13 +65,10 @@ class _Function:
     function_limits: FunctionLimits | None
     output: FunctionOutput
     temporary: str
-    status: Status = field(default_factory=lambda: Status(state=State.RUNNING))
-    stopped: bool = False
     late: bool = False
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Host:
+class LocalHost(Host[_Function]):
     """The functions of one client, and the connections that ask for them."""
 
     def __init__(
@@ -82,6 +79,7 @@ class Host:
         selector: selectors.BaseSelector,
         folder: str,
     ) -> None:
+        super().__init__()
         self._spec = spec
         self._limits = limits
         self._folder = folder
@@ -89,9 +87,7 @@ class Host:
         self._listener = listener
         self._selector = selector
         self._entry = _load(spec.entry)
-        self._functions: dict[str, _Function] = {}
-        self._runs: dict[str, WatchSpec] = {}
-        self._watching: set[asyncio.Task[None]] = set()
+        self._specs: dict[str, WatchSpec] = {}
         self._functions_end, self._own_end = os.pipe()
         self._client_runs, self._detached = True, False
         self._over = asyncio.Event()
@@ -106,8 +102,8 @@ class Host:
         server = await asyncio.start_unix_server(self._converse, sock=self._listener, limit=_LONGEST_REQUEST)
         await self._over.wait()
         server.close()
-        for function in self._functions.values():
-            await self._stop(function)
+        for function in list(self._functions.values()):
+            await self._end(function)
             function.output.close()
         if self._limits is not None:
             self._limits.close()
@@ -134,7 +130,7 @@ class Host:
                 case {"verb": "status", "name": name}:
                     return {"status": to_plain(self._function(name).status)}
                 case {"verb": "stop", "name": name}:
-                    await self._stop(self._function(name))
+                    await self._end(self._function(name))
                     return {}
                 case {"verb": "detach"}:
                     self._detach()
@@ -149,16 +145,17 @@ class Host:
         if running >= most:
             raise PlatformError(f"{running} functions run, as many as {self._spec.spec.name} allows at once")
         function_limits = None if self._limits is None else self._limits.of_function(size)
-        function, invocation = self._start(worker, payload, function_limits), json.loads(payload)
+        invocation = json.loads(payload)
         run, run_key = invocation["run"], invocation.get("run_key", "")
-        self._runs[run] = WatchSpec(storage=invocation["storage"], run=run, run_key=run_key, until_ended=True)
+        function = self._start(run, worker, payload, function_limits)
+        self._specs[run] = WatchSpec(storage=invocation["storage"], run=run, run_key=run_key, until_ended=True)
         handle = Handle(worker=worker, name=f"function {len(self._functions) + 1}, process {function.pid}")
         self._functions[handle.name] = function
         if function_limits is not None and function_limits.lifetime_s is not None:
             asyncio.get_running_loop().call_later(function_limits.lifetime_s, self._time_out, function)
         return handle
 
-    def _start(self, worker: str, payload: str, function_limits: FunctionLimits | None) -> _Function:
+    def _start(self, run: str, worker: str, payload: str, function_limits: FunctionLimits | None) -> _Function:
         output = None
         try:
             temporary = tempfile.mkdtemp(prefix="tmp-", dir=self._folder)
@@ -171,27 +168,19 @@ class Host:
                 self._limits.release(function_limits)
             raise PlatformError(f"no function can be started: {error.strerror}") from error
         output.copy(asyncio.get_running_loop())
-        return _Function(pid, function_limits, output, temporary)
+        return _Function(run=run, pid=pid, function_limits=function_limits, output=output, temporary=temporary)
 
     def _detach(self) -> None:
-        for spec in self._runs.values() if self._spec.watches and not self._detached else ():
-            task = asyncio.get_running_loop().create_task(self._watch(spec))
-            self._watching.add(task)
-            task.add_done_callback(self._watched)
+        for spec in self._specs.values() if self._spec.watches and not self._detached else ():
+            self._watch(spec)
         self._detached = True
 
-    async def _watch(self, spec: WatchSpec) -> None:
-        """Keep a watchdog of the run, which ends when the run has; if it dies, another one takes its place."""
-        for lost in range(1, _MOST_LOST + 1):
-            watchdog = self._start(_WATCHDOG, to_text(spec), None)
-            self._functions[f"{_WATCHDOG} {lost} of {spec.run}"] = watchdog
-            await watchdog.ended.wait()
-            if watchdog.status.state is State.DONE:
-                return
-            await asyncio.sleep(lost)
+    def _start_watchdog(self, spec: WatchSpec) -> _Function:
+        watchdog = self._start("", _WATCHDOG, to_text(spec), None)
+        self._functions[f"{_WATCHDOG} {watchdog.pid} of {spec.run}"] = watchdog
+        return watchdog
 
-    def _watched(self, task: "asyncio.Task[None]") -> None:
-        self._watching.discard(task)
+    def _unwatched(self) -> None:
         self._end_if_alone()
 
     def _become(
@@ -227,14 +216,9 @@ class Host:
             raise PlatformError(f"the host of local functions never started {name!r}")
         return self._functions[name]
 
-    async def _stop(self, function: _Function) -> None:
+    def _kill(self, function: _Function) -> None:
         if not function.ended.is_set():
-            function.stopped = True
             kill(function.pid)
-            await function.ended.wait()
-        if not self._running():  # a client that ends all functions wants none of them again
-            for task in self._watching:
-                task.cancel()
 
     def _reap(self) -> None:
         """Note which functions have ended; what they started ends with them."""
@@ -252,11 +236,11 @@ class Host:
         self._end_if_alone()
 
     def _last_status(self, function: _Function, exit_status: int) -> Status:
-        status = Status(state=State.FAILED, reason="stopped") if function.stopped else status_of(exit_status)
+        status = STOPPED if function.is_stopped else status_of(exit_status)
         if function.function_limits is None or self._limits is None:
             return status
         try:
-            return status if function.stopped else function.function_limits.explain(status, late=function.late)
+            return status if function.is_stopped else function.function_limits.explain(status, late=function.late)
         finally:
             self._limits.release(function.function_limits)
 
@@ -264,9 +248,6 @@ class Host:
         if not function.ended.is_set():
             function.late = True
             kill(function.pid)
-
-    def _running(self) -> int:
-        return sum(not f.ended.is_set() for name, f in self._functions.items() if not name.startswith(_WATCHDOG))
 
     def _client_ended(self) -> None:
         if not os.read(CLIENT, 1):
@@ -280,7 +261,7 @@ class Host:
             self._over.set()
 
     def _end_if_alone(self) -> None:
-        if not self._client_runs and not (self._detached and (self._running() or self._watching)):
+        if not self._client_runs and not (self._detached and (self._running() or self._watchdogs)):
             self._over.set()
 
 
@@ -309,7 +290,7 @@ def main(listener: int, folder: str) -> None:
         limits = ImposedLimits(spec.spec, folder, Groups(), processors=processors) if spec.imposed else None
         selector = selectors.DefaultSelector()
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
-            runner.run(Host(spec, limits, socket.socket(fileno=listener), selector, folder).serve())
+            runner.run(LocalHost(spec, limits, socket.socket(fileno=listener), selector, folder).serve())
     finally:
         shutil.rmtree(folder)
 

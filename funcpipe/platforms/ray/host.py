@@ -8,8 +8,7 @@ it again.
 import asyncio
 import itertools
 import secrets
-from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from funcpipe.core import MB, WatchSpec, to_text
@@ -18,38 +17,32 @@ from funcpipe.errors import WorkerFailed
 from funcpipe.platforms.base import Cause, State, Status
 from funcpipe.platforms.ray.library import ray
 from funcpipe.platforms.ray.task import run_function
+from funcpipe.platforms.shared.host import STOPPED, Host, HostedFunction
 
 NAME = "functions-1"
 """The name of the actor; another number for another interface, so that clients of two versions can use one cluster."""
 
-_MOST_LOST = 5  # watchdogs of a run may die; the next one follows as many seconds later
 _MOST_ENDED = 10_000
-_STOP_AGAIN_S = 1.0
 
 
-@dataclass
-class _Function:
-    """A task; `status` is set when it has ended."""
+@dataclass(kw_only=True)
+class _Function(HostedFunction):
+    """A task."""
 
-    run: str
     task: Any
-    memory_bytes: int | None
-    status: Status = field(default_factory=lambda: Status(state=State.RUNNING))
-    is_stopped: bool = False
+    memory_bytes: int | None = None
     peak_bytes: int | None = None
-    ended: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class FunctionHost:
+class FunctionHost(Host[_Function]):
     """The functions of a cluster, and the watchdogs of the runs that are left to themselves; an asynchronous actor."""
 
     def __init__(self, namespace: str) -> None:
+        super().__init__()
         self._namespace = namespace
         self._nonce = secrets.token_hex(4)
         self._numbers = itertools.count(1)
-        self._functions: dict[str, _Function] = {}
         self._following: set[asyncio.Task[None]] = set()
-        self._watchdogs: dict[str, asyncio.Task[None]] = {}
 
     async def invoke(self, run: str, worker: str, payload: str, cpus: float, memory_bytes: int | None) -> str:
         """Start a function and return its name at once. Without `memory_bytes` it takes no memory into account."""
@@ -59,8 +52,7 @@ class FunctionHost:
             options["memory"] = memory_bytes
         task = ray.remote(run_function).options(**options)
         started = task.remote(NAME, self._namespace, name, payload, memory_bytes)
-        self._functions[name] = function = _Function(run, started, memory_bytes)
-        self._keep(asyncio.create_task(self._follow(function)))
+        self._functions[name] = self._followed(_Function(run=run, task=started, memory_bytes=memory_bytes))
         return name
 
     async def status(self, name: str) -> Status:
@@ -73,33 +65,34 @@ class FunctionHost:
 
     async def stop(self, name: str) -> None:
         """End the function if it still runs; return when it has ended. With its last one, a run loses its watchdog."""
-        function = self._functions.get(name)
-        if function is None:
-            return
-        await self._end(function)
-        others = [other for other in self._functions.values() if other.run == function.run]
-        if function.run in self._watchdogs and all(other.ended.is_set() for other in others):
-            self._watchdogs.pop(function.run).cancel()
+        if name in self._functions:
+            await self._end(self._functions[name])
 
     async def watch(self, spec: WatchSpec) -> None:
         """Keep a watchdog of a run."""
-        run = str(spec.run)
-        if run not in self._watchdogs:
-            self._watchdogs[run] = task = asyncio.create_task(self._watch(run, to_text(spec)))
-            self._keep(task)
+        self._watch(spec)
 
     async def used_too_much(self, name: str, peak_bytes: int) -> None:
         """A function says that it has used more memory than its size has, and ends."""
         self._functions[name].peak_bytes = peak_bytes
 
-    async def _end(self, function: _Function) -> None:
-        while not function.ended.is_set():
-            function.is_stopped = True
-            ray.cancel(
-                function.task, force=True, recursive=False
-            )  # without effect while a task is on its way to a node
-            with suppress(TimeoutError):
-                await asyncio.wait_for(function.ended.wait(), _STOP_AGAIN_S)
+    def _kill(self, function: _Function) -> None:
+        if function.task is not None:
+            ray.cancel(function.task, force=True, recursive=False)
+
+    def _abandon(self, watchdog: _Function) -> None:
+        self._kill(watchdog)
+
+    def _start_watchdog(self, spec: WatchSpec) -> _Function:
+        task = ray.remote(run_function).options(num_cpus=0, max_retries=0, name=f"{spec.run}/watchdog")
+        started = task.remote(NAME, self._namespace, "", to_text(spec), None)
+        return self._followed(_Function(run="", task=started))
+
+    def _followed(self, function: _Function) -> _Function:
+        task = asyncio.create_task(self._follow(function))
+        self._following.add(task)
+        task.add_done_callback(self._following.discard)
+        return function
 
     async def _follow(self, function: _Function) -> None:
         try:
@@ -113,34 +106,11 @@ class FunctionHost:
         for name in ended[:-_MOST_ENDED]:
             del self._functions[name]
 
-    async def _watch(self, run: str, payload: str) -> None:
-        """Have a watchdog until the run has ended; if one dies, another takes its place."""
-        for lost in range(1, _MOST_LOST + 1):
-            task = ray.remote(run_function).options(num_cpus=0, max_retries=0, name=f"{run}/watchdog")
-            watchdog = _Function("", task.remote(NAME, self._namespace, "", payload, None), None)
-            following = asyncio.create_task(self._follow(watchdog))
-            try:
-                await following
-            except asyncio.CancelledError:
-                ray.cancel(watchdog.task, force=True, recursive=False)
-                raise
-            if watchdog.status.state is State.DONE:
-                break
-            await asyncio.sleep(lost)
-        self._watchdogs.pop(run, None)
-
-    def _keep(self, task: "asyncio.Task[None]") -> None:
-        self._following.add(task)
-        task.add_done_callback(self._following.discard)
-
 
 def _last_status(function: _Function, error: BaseException) -> Status:
     if function.peak_bytes is not None and function.memory_bytes is not None:
         return _beyond_memory(function.peak_bytes, function.memory_bytes)
-    return _STOPPED if function.is_stopped else of_error(error)
-
-
-_STOPPED = Status(state=State.FAILED, reason="stopped")
+    return STOPPED if function.is_stopped else of_error(error)
 
 
 def of_error(error: BaseException) -> Status:
@@ -152,7 +122,7 @@ def of_error(error: BaseException) -> Status:
     if isinstance(error, ray.exceptions.OutOfMemoryError):
         return _failed(f"killed by Ray, as its node was out of memory: {error}", Cause.OUT_OF_MEMORY)
     if isinstance(error, ray.exceptions.TaskCancelledError):
-        return _STOPPED
+        return STOPPED
     if isinstance(error, ray.exceptions.WorkerCrashedError):
         return _failed("its process died", Cause.CRASHED)
     return _failed(error_text(error), Cause.CRASHED)
