@@ -36,8 +36,8 @@ def test_it_is_a_few_lines() -> None:
         "  cost: $0.50 at the prices of local",
         "  used: 4 functions for 12.0 s, 3 puts, 2 lists, 5 gets",
         "  model: 50 tensors of 50,000 numbers: state_dict()",
+        "  skipped: 1 step whose gradients were not finite: 8",
         "  validated: after step 100: val_loss 0.5000; the best was after step 50",
-        "  skipped: 1 step whose gradients were not finite",
         "  callbacks: 1 callback failed: callback_errors",
     ]
 
