@@ -35,7 +35,7 @@ ROOMS = {
     "model": Size(5430, 86, 227),
     "neighbours": Size(3729, 72, 195),
     "partitioner": Size(5104, 68, 244),
-    "platforms": Size(5714, 94, 226),
+    "platforms": Size(5716, 94, 226),
     "profiler": Size(789, 10, 34),
     "runstate": Size(2342, 38, 124),
     "scheduler": Size(1221, 26, 43),

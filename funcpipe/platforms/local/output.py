@@ -5,7 +5,6 @@ One file for each function, and one for the client, in a folder for each run:
 `~/.local/state` unless set. The folders of the newest `KEPT_RUNS` runs are kept.
 """
 
-import asyncio
 import contextlib
 import logging
 import os
@@ -16,11 +15,15 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from funcpipe.core import logs
 from funcpipe.core.logs import PRINTED, RawLine, kept
 from funcpipe.core.process import state_folder
+
+if TYPE_CHECKING:
+    import asyncio  # which a run that is refused does without
 
 _log = logging.getLogger(__name__)
 
@@ -64,7 +67,7 @@ class FunctionOutput:
                 file.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # or a killed function's lines are lost
         os.environ[logs.FILE] = self._path
 
-    def copy(self, loop: asyncio.AbstractEventLoop) -> None:
+    def copy(self, loop: "asyncio.AbstractEventLoop") -> None:
         """Copy what the function prints from now on, in the host."""
         for stream, (read, write) in zip(_STREAMS, self._pipes, strict=True):
             os.close(write)
@@ -111,7 +114,9 @@ class _Copy:
     The reader of the copy may be slow. The function waits for it then, as the pipe fills up; the host does not.
     """
 
-    def __init__(self, output: FunctionOutput, loop: asyncio.AbstractEventLoop, source: int, *, copied_to: int) -> None:
+    def __init__(
+        self, output: FunctionOutput, loop: "asyncio.AbstractEventLoop", source: int, *, copied_to: int
+    ) -> None:
         os.set_blocking(source, False)
         self._output, self._loop, self._source, self._copied_to = output, loop, source, copied_to
         self._rest = b""
