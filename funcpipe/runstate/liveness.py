@@ -122,7 +122,7 @@ class RunLiveness:
         return max([*beats, *reports], default=None)
 
 
-def silent_after_s(faults: FaultTolerance) -> float:
+def _silent_after_s(faults: FaultTolerance) -> float:
     """Return the seconds of silence after which a function counts as lost."""
     return faults.lease_s + 3 * faults.heartbeat_s + 2 * faults.cold_start_s
 
@@ -222,7 +222,7 @@ def _unreported(liveness: WorkerLiveness, signs: _Signs, faults: FaultTolerance,
     def fresh(age_s: float | None, limit_s: float) -> bool:
         return age_s is not None and -2 * faults.heartbeat_s <= age_s <= limit_s
 
-    if statuses is not None and fresh(beat_age_s, silent_after_s(faults)):
+    if statuses is not None and fresh(beat_age_s, _silent_after_s(faults)):
         return replace(liveness, state=WorkerState.WORKING)
     if fresh(start_age_s, faults.start_s + 2 * faults.cold_start_s):
         return replace(liveness, state=WorkerState.STARTING)

@@ -68,7 +68,7 @@ class RunStatus:
         return min((worker.step for worker in self.workers), default=0)
 
 
-def finished_status(record: RunRecord, finished: FinishedRun, validation: ValidationReport | None = None) -> RunStatus:
+def _finished_status(record: RunRecord, finished: FinishedRun, validation: ValidationReport | None = None) -> RunStatus:
     """The status of a run that has finished, and of which the model is kept."""
     ended = ended_step(record, finished.losses)
     last = {report.worker: report for report in sorted(finished.workers, key=lambda report: report.attempt)}
@@ -110,7 +110,7 @@ def finished_status(record: RunRecord, finished: FinishedRun, validation: Valida
     )
 
 
-def worker_status(record: RunRecord, number: int, life: WorkerLiveness) -> WorkerStatus:
+def _worker_status(record: RunRecord, number: int, life: WorkerLiveness) -> WorkerStatus:
     """The status of the worker of that number, by stages and replicas, of a run that has not ended."""
     beat, report = life.beat, life.report
     stage = number // record.plan.replicas
@@ -155,7 +155,7 @@ def read_status(
     """Return the status of the run that `reader` reads, as `status` does."""
     storage, record, keys = reader.storage, reader.record, reader.keys
     if reader.finished is not None:
-        return finished_status(record, reader.finished, reader.newest_validation)
+        return _finished_status(record, reader.finished, reader.newest_validation)
     life = find_liveness(storage, record, open_platform, clock=clock, pause=pause or time.sleep)
     halt = read_halt(storage, keys)
     saved_step = reader.index.resume_step(len(record.plan.stages), record.plan.replicas)
@@ -176,7 +176,7 @@ def read_status(
         verdict=verdict,
         explanation=explanation,
         saved_step=saved_step,
-        workers=tuple(worker_status(record, number, worker) for number, worker in enumerate(life.workers)),
+        workers=tuple(_worker_status(record, number, worker) for number, worker in enumerate(life.workers)),
         validation=validation,
         loss_over=record.loss_over,
     )

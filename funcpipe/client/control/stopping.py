@@ -50,11 +50,11 @@ def stop(
     Functions that still run after `wait_s` are ended at once. Raises RunUnknown.
     """
     own = signed(storage)
-    end_early(own, run, open_platform, wait_s=wait_s, reason=reason)
+    _end_early(own, run, open_platform, wait_s=wait_s, reason=reason)
     return read_status(RunReader.newest(own, run), open_platform)
 
 
-def end_early(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_s: float, reason: str) -> None:
+def _end_early(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_s: float, reason: str) -> None:
     """Do what `stop` does, on a storage that is signed."""
     record = newest_record(storage, run)
     keys = Keys.of(record)
@@ -182,7 +182,7 @@ def take_over(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_s
     """
     with raise_if_taken(run), owned(storage, run, take_over=True) as owner:
         try:
-            end_early(owner.storage, run, open_platform, wait_s=wait_s, reason="another client takes it over")
+            _end_early(owner.storage, run, open_platform, wait_s=wait_s, reason="another client takes it over")
         except RunUnknown:
             _log.info("run %s: has not begun yet, so that nothing of it can be saved", run)
         for keys in generations_of(find_objects(owner.storage, Keys(run).run_prefix).own):

@@ -58,12 +58,12 @@ def judge(
     if life.ended(WorkerState.FINISHED, WorkerState.HALTED):
         return Verdict.STOPPED, f"{'it was ended' if halt is None else halt.reason}; {saved}"
     if life.is_dead:
-        return Verdict.DEAD, f"{_how_dead(life)}, last heartbeat {clock_time(life.last_seen_at_s)}, {saved}"
+        return Verdict.DEAD, f"{_how_dead(life)}, last heartbeat {_clock_time(life.last_seen_at_s)}, {saved}"
     if life.lost:
-        return Verdict.WAITING, f"for worker {describe_lost(life.lost[0])}, which is to be started again; {saved}"
-    if (waited := longest_wait(life.workers)) is not None:
+        return Verdict.WAITING, f"for worker {_describe_lost(life.lost[0])}, which is to be started again; {saved}"
+    if (waited := _longest_wait(life.workers)) is not None:
         worker, since_s = waited
-        return Verdict.WAITING, f"for worker {worker} since {clock_time(since_s)}"
+        return Verdict.WAITING, f"for worker {worker} since {_clock_time(since_s)}"
     done = min((record.first_step if w.beat is None else w.beat.step for w in life.workers), default=record.first_step)
     return Verdict.RUNNING, f"step {done} of {record.steps} is done"
 
@@ -75,17 +75,17 @@ def how_finished(record: RunRecord, step: int) -> str:
     return f"all {record.steps} steps are done"
 
 
-def describe_lost(worker: WorkerLiveness) -> str:
+def _describe_lost(worker: WorkerLiveness) -> str:
     """The name of a lost worker, and the cause."""
     if worker.report is not None:
         return f"{worker.worker}, whose attempt {worker.attempt} failed ({worker.report.error})"
     if worker.state is WorkerState.DEAD:
         return f"{worker.worker}, whose function has ended" + (f" ({worker.reason})" if worker.reason else "")
     beat_at_s = None if worker.beat is None else worker.beat.sent_at_s
-    return f"{worker.worker}, last heartbeat {clock_time(beat_at_s)}"
+    return f"{worker.worker}, last heartbeat {_clock_time(beat_at_s)}"
 
 
-def longest_wait(workers: Sequence[WorkerLiveness]) -> tuple[str, float] | None:
+def _longest_wait(workers: Sequence[WorkerLiveness]) -> tuple[str, float] | None:
     """The worker that others have waited for longest, and since when, if that is long.
 
     A worker that is waited for may wait itself: the last in the chain is named.
@@ -95,33 +95,33 @@ def longest_wait(workers: Sequence[WorkerLiveness]) -> tuple[str, float] | None:
     if not waits:
         return None
     waiter = max(waits, key=lambda name: waits[name].since_s)
-    return last_awaited(waiter, waits), beats[waiter].sent_at_s - waits[waiter].since_s
+    return _last_awaited(waiter, waits), beats[waiter].sent_at_s - waits[waiter].since_s
 
 
-def last_awaited(waiter: str, waits: Mapping[str, Busy]) -> str:
+def _last_awaited(waiter: str, waits: Mapping[str, Busy]) -> str:
     """The worker at the end of the chain of those that wait for each other, beginning with `waiter`."""
     seen = [waiter]
     while seen[-1] in waits:
-        awaited = awaited_worker(waits[seen[-1]])
+        awaited = _awaited_worker(waits[seen[-1]])
         if awaited in seen:
             break
         seen.append(awaited)
     return seen[-1]
 
 
-def only_wait(beat: Heartbeat) -> Busy | None:
+def _only_wait(beat: Heartbeat) -> Busy | None:
     """The longest wait of a worker, if it does nothing else."""
     waits = [busy for busy in beat.busy if busy.awaits is not None]
     return max(waits, key=lambda busy: busy.since_s) if waits and len(waits) == len(beat.busy) else None
 
 
-def awaited_worker(wait: Busy) -> str:
+def _awaited_worker(wait: Busy) -> str:
     """The worker whose object a lane waits for."""
     task = Task.parse(str(wait.awaits))
     return worker_name(task.stage, task.replica)
 
 
-def clock_time(at_s: float | None) -> str:
+def _clock_time(at_s: float | None) -> str:
     """A time of the day in this machine's zone, with the date if that is not today."""
     if at_s is None:
         return "never"
@@ -137,7 +137,7 @@ def _how_dead(life: RunLiveness) -> str:
 
 
 def _long_wait(beat: Heartbeat) -> Busy | None:
-    wait = only_wait(beat)
+    wait = _only_wait(beat)
     return wait if wait is not None and wait.since_s > max(_LONG_S, _LONG_STEPS * beat.step_s) else None
 
 
@@ -175,7 +175,7 @@ def awaited_by(storage: Storage, keys: Keys, waiter: str) -> str:
     Empty if it waits for none.
     """
     waits = _waits(storage, keys, waiter)
-    worker = last_awaited(waiter, waits)
+    worker = _last_awaited(waiter, waits)
     return "" if worker == waiter else f"worker {_last_seen(storage, keys, worker)}"
 
 
@@ -224,8 +224,8 @@ def _missing(storage: Storage, keys: Keys, report: WorkerReport) -> str:
     if report.task is None:
         return f"worker {report.worker} waited too long: {waited}"
     wait = Busy(lane="download", task=report.task, since_s=0.0, awaits=str(source_of(Task.parse(report.task))))
-    waits = {report.worker: wait} | _waits(storage, keys, awaited_worker(wait))
-    missing = last_awaited(report.worker, waits)
+    waits = {report.worker: wait} | _waits(storage, keys, _awaited_worker(wait))
+    missing = _last_awaited(report.worker, waits)
     return (
         f"the work of worker {missing} is missing: {waited}; worker {report.worker} waited for it in task "
         f"{report.task}. Worker {_last_seen(storage, keys, missing)}"
@@ -237,11 +237,11 @@ def _waits(storage: Storage, keys: Keys, waiter: str) -> dict[str, Busy]:
     waits: dict[str, Busy] = {}
     while waiter not in waits:
         beat = newest_heartbeat(storage, keys, waiter)
-        wait = None if beat is None else only_wait(beat)
+        wait = None if beat is None else _only_wait(beat)
         if wait is None:
             break
         waits[waiter] = wait
-        waiter = awaited_worker(wait)
+        waiter = _awaited_worker(wait)
     return waits
 
 
@@ -251,7 +251,7 @@ def _last_seen(storage: Storage, keys: Keys, worker: str) -> str:
         return f"{worker} never sent a heartbeat"
     doing = ", ".join(f"{busy.task} for {busy.since_s:.1f} s" for busy in beat.busy)
     return (
-        f"{worker} sent its last heartbeat at {clock_time(beat.sent_at_s)}, after step {beat.step} of {beat.steps}"
+        f"{worker} sent its last heartbeat at {_clock_time(beat.sent_at_s)}, after step {beat.step} of {beat.steps}"
         + (f", doing {doing}" if doing else "")
     )
 

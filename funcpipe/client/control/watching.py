@@ -101,7 +101,7 @@ def planned(plan: Plan, steps: int) -> tuple[float | None, float | None]:
     return plan.estimate.iteration_s, steps * plan.estimate.cost_usd
 
 
-def warnings_of(status: RunStatus, *, skipped: int, step_s: float | None, planned_s: float | None) -> tuple[str, ...]:
+def _warnings_of(status: RunStatus, *, skipped: int, step_s: float | None, planned_s: float | None) -> tuple[str, ...]:
     """The problems to investigate, the worst first."""
     found = []
     if status.verdict in (Verdict.WAITING, Verdict.DEAD):
@@ -208,7 +208,7 @@ class Watcher:
                 for worker, lanes in self._lanes.items()
             },
             successions=tuple(self._successions(beats)),
-            warnings=warnings_of(status, skipped=skipped, step_s=step_s, planned_s=planned_s),
+            warnings=_warnings_of(status, skipped=skipped, step_s=step_s, planned_s=planned_s),
             asked=asked,
         )
 

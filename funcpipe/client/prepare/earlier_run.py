@@ -94,7 +94,7 @@ def earlier_run(
     Raises PlanError if it still runs by another plan, or is of another model.
     """
     finished = find_finished(session.storage, Keys.of(record)) is not None
-    platform = None if finished else running_on(session, record)
+    platform = None if finished else _running_on(session, record)
     if platform is not None:
         if not _has_same_plan(job.plan, record):
             raise PlanError(
@@ -119,7 +119,7 @@ def earlier_run(
     return EarlierRun(platform=_last_platform(session, record), resumed=resumed)
 
 
-def running_on(session: Session, record: RunRecord) -> Platform | None:
+def _running_on(session: Session, record: RunRecord) -> Platform | None:
     """The platform on which functions of the run still run, if any do."""
     try:
         platform = _reopened(session, record)

@@ -67,7 +67,7 @@ def learned_bytes(
     return held_bytes * (1 + keeps_best) + trained_bytes * values
 
 
-def model_bytes(module: nn.Module) -> tuple[int, int]:
+def _model_bytes(module: nn.Module) -> tuple[int, int]:
     """The bytes of a module's parameters and buffers, and of those among them that are trained."""
     distinct = (*module.parameters(), *module.buffers())
     trained = (tensor.nbytes for tensor in distinct if tensor.requires_grad)
@@ -78,7 +78,7 @@ def collected_bytes(job: Job, stages: Sequence[PreparedStage]) -> float:
     """Bytes that a client reads when `job` has ended: what was learned, and the outputs of a model that predicts."""
     evaluation, found = job.evaluation, 0.0
     if job.epochs:
-        sizes = [model_bytes(stage.module) for stage in stages]
+        sizes = [_model_bytes(stage.module) for stage in stages]
         keeps_best = evaluation is not None and evaluation.monitor.keep_best
         held, trained = (sum(each) for each in zip(*sizes, strict=True))
         found = learned_bytes(job.plan, held, trained, averaged=job.recipe.average is not None, keeps_best=keeps_best)
@@ -130,7 +130,7 @@ def job_shape(
         keeps_best = wanted.keep_best
     learned = None
     if model is not None:
-        learned = learned_bytes(plan, *model_bytes(model), averaged=averaged, keeps_best=keeps_best)
+        learned = learned_bytes(plan, *_model_bytes(model), averaged=averaged, keeps_best=keeps_best)
     return JobShape(epochs=epochs, steps=steps, forward_steps=forward_steps, averaged=averaged, collected_bytes=learned)
 
 

@@ -40,7 +40,7 @@ _LEAST = 1e-6
 """Parts of the loss that are smaller shares of it are left out."""
 
 
-def compare_model(model: nn.Module, recipe: Recipe, samples: SpreadSamples, *, seed: int) -> Compared | None:
+def _compare_model(model: nn.Module, recipe: Recipe, samples: SpreadSamples, *, seed: int) -> Compared | None:
     """Compare the losses of some samples, with the model's forward; None if it runs neither in eval nor in training
     mode on so few samples.
     """
@@ -167,7 +167,7 @@ def check_is_mean(
     if recipe.loss is not loss_of_output:
         found = _Trial(model, recipe, first, output, samples, seed).compared()
     if found is None:
-        found = compare_model(model, recipe, samples, seed=seed)
+        found = _compare_model(model, recipe, samples, seed=seed)
     if found is None:
         _log.info("whether the loss of a batch is the mean of its micro-batches' losses could not be tried")
     elif found.differs:

@@ -78,7 +78,7 @@ def open_local(like: PlatformSpec | None = None, *, silent: bool = False) -> Abs
     )
 
 
-def expect_local() -> None:
+def _expect_local() -> None:
     """Begin to load what local functions need, beside all that is checked before they start."""
     preload_functions(_PRELOADED)
 
@@ -91,7 +91,7 @@ def fork_from_here(as_new: Callable[[], object]) -> None:
     fork_hosts_from_here(_PRELOADED, as_new=as_new)
 
 
-def open_ray(url: str) -> "AbstractContextManager[RayPlatform]":
+def _open_ray(url: str) -> "AbstractContextManager[RayPlatform]":
     """Functions in tasks of the Ray cluster that `url` names, or of a Ray that is started here meanwhile."""
     address, spec = ray_cluster(url)
     from funcpipe.platforms.ray.platform import ray_functions  # where Ray is missing, a wrong URL is reported first
@@ -117,7 +117,7 @@ def open_site(platform: str = LOCAL, *, like: PlatformSpec | None = None) -> Ite
         urls = deployment.storage_urls
         yield Site(deployment, open_storage(urls.client), urls.functions)
         return
-    functions = open_ray(platform) if is_ray(platform) else open_local(like)
+    functions = _open_ray(platform) if is_ray(platform) else open_local(like)
     with ending_interrupts(), functions as started, temporary_folder() as folder:
         url = Path(folder).resolve().as_uri()
         yield Site(started, open_storage(url), url)
@@ -185,7 +185,7 @@ def open_session(
             if is_deployment(platform):
                 return open_deployment(platform, meter=meter, known=settings.prices)
             if is_ray(platform):
-                return stack.enter_context(open_ray(platform))
+                return stack.enter_context(_open_ray(platform))
             return stack.enter_context(open_local(imposed, silent=silent))
 
         lasts = settings.storage is not None or is_deployment(platform)
@@ -198,7 +198,7 @@ def open_session(
             lasts=lasts,
             expires=settings.storage is None and is_deployment(platform),
             meter=meter,
-            expect=expect_local if platform == LOCAL else lambda: None,
+            expect=_expect_local if platform == LOCAL else lambda: None,
         )
 
 
