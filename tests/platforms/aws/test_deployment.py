@@ -13,6 +13,7 @@ from funcpipe.platforms.aws.account import Account, advice
 from funcpipe.platforms.aws.deployment import Deployed, Deployer, lambda_package
 from funcpipe.platforms.aws.template import Shape
 from funcpipe.platforms.catalog import load_spec
+from funcpipe.platforms.shared.cloud import SECRET
 from funcpipe.platforms.shared.package import Docker, Package
 from tests.cloud_emulation.aws import AwsCloud
 from tests.platforms.aws.conftest import reset
@@ -299,3 +300,22 @@ def test_a_build_that_fails_is_told_with_its_last_lines(
     monkeypatch.setattr(cloud, "start_build", lambda request: {"build": failed})
     with pytest.raises(PlatformRefused, match=r"(?s)has failed:.*image too large: 11811160064.*at most 10 GB"):
         deployer(account).deploy(SHAPE, small_package(("einops==0.8.1",)))
+
+
+def secrets(cloud: AwsCloud) -> set[str]:
+    """The secrets that functions have."""
+    functions = cloud.client("lambda").list_functions()["Functions"]
+    return {function["Environment"]["Variables"][SECRET] for function in functions}
+
+
+def test_a_deployment_keeps_its_secret_and_shares_it_with_no_other(cloud: AwsCloud, account: Account) -> None:
+    deploy(account)
+    (secret,) = secrets(cloud)
+    assert len(secret) == 64
+    deployer(account).deploy(Shape(name="funcpipe", memory_mb=(2048, 3008)), PACKAGE)
+    assert secrets(cloud) == {secret}
+    deployer(account).deploy(Shape(name="other", memory_mb=(1024,)), PACKAGE)
+    assert len(secrets(cloud)) == 2
+    stacks = cloud.client("cloudformation").describe_stacks()["Stacks"]
+    assert secret not in str([stack.get("Outputs") for stack in stacks])
+    assert secret not in str(cloud.client("cloudformation").get_template(StackName="funcpipe")["TemplateBody"])

@@ -8,13 +8,16 @@ from pathlib import Path
 
 import pytest
 
+from funcpipe.client.prepare.session import open_local
 from funcpipe.core import logs
 from funcpipe.core.logs import PRINTED, merged
 from funcpipe.platforms.base import State, Status
-from funcpipe.platforms.catalog import load_spec, open_platform
+from funcpipe.platforms.catalog import load_spec, open_platform, open_storage
 from funcpipe.platforms.local import output as log_files
 from funcpipe.platforms.local.output import log_file, read_logs
 from funcpipe.platforms.local.platform import local_functions
+from tests.e2e import small
+from tests.platforms.kept_logs import assert_logs_are_kept
 from tests.platforms.local.test_local import ended, process, worker
 from tests.support.processes import hosts_of
 from tests.support.waiting import wait_until
@@ -52,7 +55,7 @@ def shout(payload: str) -> None:
 def test_all_that_a_function_says_is_kept_and_shown_unless_silent(
     silent: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    entry = "tests.platforms.local.test_log_files:talk"
+    entry = "tests.platforms.local.test_output:talk"
     with local_functions(load_spec("local"), entry, silent=silent) as platform:
         assert ended(platform, platform.invoke(worker())) == Status(state=State.DONE)
         assert list(platform.logs("run-2")) == []
@@ -70,7 +73,7 @@ def test_all_that_a_function_says_is_kept_and_shown_unless_silent(
 
 
 def test_a_killed_function_s_lines_are_there_and_how_it_ended() -> None:
-    entry = "tests.platforms.local.test_log_files:talk_and_hang"
+    entry = "tests.platforms.local.test_output:talk_and_hang"
     with local_functions(load_spec("local"), entry, silent=True) as platform:
         handle = platform.invoke(worker())
         wait_until(lambda: [line.text for line in merged("run-1", platform.logs("run-1"))] == ["before it is killed"])
@@ -86,7 +89,7 @@ def test_a_reader_that_is_slow_delays_the_function_and_not_its_host(folder: Path
     saved = os.dup(1)
     os.dup2(write, 1)
     try:
-        with local_functions(load_spec("local"), "tests.platforms.local.test_log_files:shout") as platform:
+        with local_functions(load_spec("local"), "tests.platforms.local.test_output:shout") as platform:
             os.dup2(saved, 1)
             os.close(write)
             handle = platform.invoke(worker())
@@ -108,7 +111,7 @@ def test_a_reader_that_has_gone_ends_neither_the_function_nor_its_log() -> None:
     os.dup2(write, 1)
     os.close(read)
     try:
-        with local_functions(load_spec("local"), "tests.platforms.local.test_log_files:shout") as platform:
+        with local_functions(load_spec("local"), "tests.platforms.local.test_output:shout") as platform:
             os.dup2(saved, 1)
             os.close(write)
             assert ended(platform, platform.invoke(worker())).state is State.DONE
@@ -135,7 +138,7 @@ except BrokenPipeError:
 
 
 def test_a_process_that_a_function_left_prints_on_and_holds_up_nobody(folder: Path) -> None:
-    entry = "tests.platforms.local.test_log_files:start_one_that_prints_on"
+    entry = "tests.platforms.local.test_output:start_one_that_prints_on"
     with local_functions(load_spec("local"), entry, silent=True) as platform:
         assert ended(platform, platform.invoke(worker())) == Status(state=State.DONE)
     assert "PRINT run=run-1 worker=s0.r0 attempt=0 begun" in (folder / "run-1" / "s0.r0.a0.log").read_text()
@@ -180,7 +183,7 @@ def test_where_no_log_can_be_kept_functions_run_and_a_warning_says_so(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(log_files.FOLDER, str(tmp_path / "file"))
-    entry = "tests.platforms.local.test_log_files:shout"
+    entry = "tests.platforms.local.test_output:shout"
     with local_functions(load_spec("local"), entry, silent=True) as platform:
         with pytest.warns(UserWarning, match="the logs of functions are not kept: .*Not a directory"):
             handle = platform.invoke(worker())
@@ -189,3 +192,10 @@ def test_where_no_log_can_be_kept_functions_run_and_a_warning_says_so(
         pass
     assert "the log of run run-1 is not kept" in caplog.text
     assert list(read_logs("run-1")) == []
+
+
+def test_logs_of_runs_are_kept_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUNCPIPE_LOG_DIR", str(tmp_path / "logs"))
+    url = (tmp_path / "objects").as_uri()
+    with open_local(silent=True) as platform:
+        assert_logs_are_kept(platform, open_storage(url), url, plan=small.plan(1, 1), wait=lambda: None)
