@@ -31,7 +31,7 @@ ROOMS = {
     "core": Size(2887, 122, 199),
     "data": Size(524, 17, 18),
     "examples": Size(24, 0, 4),
-    "loggers": Size(348, 5, 7),
+    "loggers": Size(323, 5, 7),
     "model": Size(5430, 86, 227),
     "neighbours": Size(3729, 72, 195),
     "partitioner": Size(5104, 68, 244),

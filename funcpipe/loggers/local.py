@@ -1,13 +1,108 @@
-"""A logger of runs into a CSV file: a line for each step of a run, in the order of steps."""
+"""A run's progress on this machine: a bar in a terminal or a notebook, log lines elsewhere, and a CSV file of steps."""
 
 import csv
+import logging
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from pathlib import Path
+
+from rich import progress as bars
+from rich.console import Console
 
 from funcpipe.client.follow.callbacks import Callback, RunInfo
 from funcpipe.client.follow.results import Progress, RunResult
-from funcpipe.loggers.values import step_values
+from funcpipe.core.texts import number_text
+
+
+def step_values(progress: Progress) -> dict[str, float]:
+    """The loss of a step, and the run's progress and cost so far; unknown values are left out."""
+    values = {"loss": progress.loss, "cost_usd": progress.cost_usd, "elapsed_s": progress.elapsed_s}
+    if progress.samples_per_s:
+        values["samples_per_s"] = progress.samples_per_s
+    if progress.learning_rate is not None:
+        values["learning_rate"] = progress.learning_rate
+    return values
+
+
+_log = logging.getLogger(__name__)
+
+EVERY_S = 30.0
+"""Seconds between log lines where no bar can be drawn."""
+
+
+class ProgressBar(Callback):
+    """A line with the job's estimate, then a bar with step, loss, samples a second, dollars and the time that is left.
+
+    Where there is neither a terminal nor a notebook, a line is logged every EVERY_S instead (level info, which needs
+    logging to be set up).
+    """
+
+    def __init__(self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic) -> None:
+        """A `console` of its own writes to stderr; in a notebook rich draws the bar below the cell."""
+        self._console = console or _console()
+        self._draws = self._console.is_terminal or self._console.is_jupyter
+        self._clock = clock
+        self._bar: bars.Progress | None = None
+        self._task = bars.TaskID(0)
+        self._values = ""
+        self._logged_s = clock()
+
+    def on_start(self, run: RunInfo) -> None:
+        """Show what is expected."""
+        line = f"{run.run}: {_expected(run)}"
+        if not self._draws:
+            _log.info("%s", line)
+            return
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        columns = (
+            bars.TextColumn("step"),
+            bars.MofNCompleteColumn(),
+            bars.BarColumn(),
+            bars.TextColumn("{task.fields[status]}", markup=False),
+            bars.TimeRemainingColumn(elapsed_when_finished=True),
+        )
+        self._bar = bars.Progress(*columns, console=self._console)
+        self._task = self._bar.add_task("", total=run.steps, completed=run.done, status="starting")
+        self._bar.start()
+
+    def on_step(self, progress: Progress) -> None:
+        """Draw a step, or log a line if it is time."""
+        rate = f"  {progress.samples_per_s:.0f} samples/s" if progress.samples_per_s else ""
+        status = f"loss {progress.loss:.4f}{rate}  ${number_text(progress.cost_usd, 6)}{self._values}"
+        if self._bar is not None:
+            self._bar.update(self._task, total=progress.steps, completed=progress.step, status=status)
+        elif self._clock() - self._logged_s >= EVERY_S or progress.step == progress.steps:
+            self._logged_s = self._clock()
+            _log.info("step %d of %d: %s", progress.step, progress.steps, status)
+
+    def on_validation(self, step: int, values: Mapping[str, float]) -> None:
+        """Show the newest values beside the loss."""
+        self._values = "".join(f"  {name} {value:.4f}" for name, value in values.items())
+
+    def on_end(self, result: RunResult) -> None:
+        """End the bar."""
+        self._stop()
+
+    def on_error(self, error: BaseException) -> None:
+        """End the bar."""
+        self._stop()
+
+    def _stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+def _console() -> Console:
+    console = Console()
+    return console if console.is_jupyter else Console(stderr=True)
+
+
+def _expected(run: RunInfo) -> str:
+    if run.estimate is None:
+        return f"{run.steps - run.done} of {run.steps} steps, with no estimate in the plan"
+    return run.estimate.line(run.max_usd)
+
 
 _COLUMNS = ("run", "step", "loss", "samples_per_s", "cost_usd", "elapsed_s", "learning_rate")
 
