@@ -22,6 +22,7 @@ from funcpipe.core import (
     read,
     write,
 )
+from funcpipe.show.describe import describe
 from funcpipe.show.notebook import MOST_ROWS, curve, shortened
 from funcpipe.show.page_parts import COLOURS
 from tests.core.values import plans, profiles
@@ -168,3 +169,8 @@ def test_a_curve_has_gaps_where_losses_are_not_finite() -> None:
 def test_what_is_written_to_files_does_not_change(tmp_path: Any) -> None:
     write(PROVISION, tmp_path / "p.json")
     assert read(Provision, tmp_path / "p.json") == PROVISION
+
+
+def test_a_value_that_nothing_describes_is_refused_with_those_that_are() -> None:
+    with pytest.raises(TypeError, match=r"nothing describes a int, but: .*Plan, Trace"):
+        describe(3)

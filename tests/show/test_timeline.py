@@ -7,7 +7,8 @@ from funcpipe.scheduler.graph import StepShape, build_graph
 from funcpipe.scheduler.simulator.costs import Cost
 from funcpipe.scheduler.simulator.simulate import simulate
 from funcpipe.scheduler.tasks import Kind
-from funcpipe.show.timeline import LETTERS, draw, draw_one, gantt_lines, letter
+from funcpipe.show.page_parts import COLOURS
+from funcpipe.show.timeline import LETTERS, NAMES, draw, draw_one, gantt_lines, letter
 from tests.scheduler.shapes import chain_routes
 
 
@@ -28,6 +29,13 @@ def test_lanes_are_drawn_to_scale() -> None:
 
 def test_every_kind_of_task_has_a_letter_that_is_explained() -> None:
     assert [kind for kind in Kind if f"{letter(f'{kind.value}.s0.r0')} " not in LETTERS] == []
+
+
+def test_every_kind_of_task_has_a_name_and_a_colour() -> None:
+    """Also the joint loss, without whose colour there was no page on a plan with one."""
+    kinds = {letter(f"{kind.value}.s0.r0") for kind in Kind}
+    assert kinds <= NAMES.keys()
+    assert NAMES.keys() == COLOURS.keys()
 
 
 @pytest.mark.parametrize("ending", ["png", "svg"])
