@@ -191,8 +191,6 @@ def prepare(
     if before.resumed is not None:
         done, state = before.resumed.step, before.resumed.state
         _check_learning(job, has_validation=has_validation, done=done, state=state)
-    elif record is not None:
-        done = 0  # of a run that still trains
     if record is None and learned is not None:
         learned.check(stage.module for stage in stages)
     platform = before.platform or session.functions()
@@ -202,7 +200,7 @@ def prepare(
         platform.check(job.plan, run_s=job.expected_s(done))
     if before.platform is None or before.resumed is None:
         faults = within(platform.spec, faults)
-    estimate = _estimate(job, stages, platform.spec, faults, account, done=done)
+    estimate = _estimate(job, stages, platform.spec, faults, account, done=done if before.resumed or not record else 0)
     if before.platform is None and estimate is not None:
         check_limits(estimate, limits, elapsed_s=account.elapsed_s)
     return PreparedRun(
