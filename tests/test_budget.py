@@ -26,7 +26,7 @@ ROOMS = {
     "analysis": Size(350, 5, 17),
     "api": Size(268, 4, 4),
     "cli": Size(1943, 12, 97),
-    "client": Size(4223, 47, 167),
+    "client": Size(4221, 47, 167),
     "comm": Size(1060, 21, 44),
     "core": Size(2887, 122, 199),
     "data": Size(524, 17, 18),
