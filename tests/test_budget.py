@@ -41,7 +41,7 @@ ROOMS = {
     "scheduler": Size(1221, 26, 43),
     "show": Size(1534, 11, 88),
     "testing": Size(723, 18, 21),
-    "training": Size(4666, 90, 175),
+    "training": Size(4496, 87, 172),
     "worker": Size(2176, 37, 44),
 }
 """The budget of each folder of `funcpipe`."""

@@ -304,7 +304,7 @@ def clients(*, beating: bool = False) -> Iterator[None]:
             (client_functions, "_LEAVING_S", NAP_S),
             (launching, "keep_client_log", lambda _: contextlib.nullcontext()),
             (launching, "follow", _follow),
-            (launching, "_billed", lambda _, result: result),
+            (launching, "billed", lambda _, result: result),
             (Owner, "__enter__", _begin_beating if beating else lambda owner: owner),
             (Owner, "_end_thread", _end_beating if beating else lambda owner: None),
         ):
