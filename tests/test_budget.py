@@ -27,7 +27,7 @@ ROOMS = {
     "api": Size(268, 4, 4),
     "cli": Size(1943, 12, 97),
     "client": Size(4221, 47, 167),
-    "comm": Size(1060, 21, 44),
+    "comm": Size(1055, 21, 44),
     "core": Size(2887, 122, 199),
     "data": Size(524, 17, 18),
     "examples": Size(24, 0, 4),
@@ -41,8 +41,8 @@ ROOMS = {
     "scheduler": Size(1221, 26, 43),
     "show": Size(1534, 11, 88),
     "testing": Size(723, 18, 21),
-    "training": Size(4496, 87, 172),
-    "worker": Size(2176, 37, 44),
+    "training": Size(4495, 87, 172),
+    "worker": Size(2175, 37, 44),
 }
 """The budget of each folder of `funcpipe`."""
 

@@ -74,14 +74,14 @@ def _follow(
     """Poll until the run has ended, or once; returns the last view."""
     from rich.live import Live
 
-    from funcpipe.show.watch import Lines, screen
+    from funcpipe.show.watch import PollLog, screen
 
     if options.json:
         return _each(watcher, options, pause, lambda view: _print(json.dumps(_with_format(view))))
     if options.once:
         return watcher.poll()
     if not live:
-        lines = Lines()
+        lines = PollLog()
         return _each(watcher, options, pause, lambda view: _print(printable("\n".join(lines.of(view)))))
     with Live(console=console, screen=True, auto_refresh=False) as display:
         draw = partial(screen, every_s=options.interval)

@@ -21,8 +21,7 @@ from torch import Tensor
 
 from funcpipe.comm.block_int8 import BLOCK
 from funcpipe.comm.buffer_pool import block
-from funcpipe.comm.collectives import Pattern, Piece
-from funcpipe.comm.cuts import cut
+from funcpipe.comm.collectives import Pattern, Piece, piece_ranges
 from funcpipe.comm.wire_form import sent_as
 from funcpipe.core import Wire
 
@@ -50,7 +49,7 @@ class GradientChunks:
         self._flat = flat
         self._head = head
         self._rounded = sent_as(flat.dtype, wire)
-        self._ranges = cut(flat.numel(), pattern, head, cut_unit(wire))
+        self._ranges = piece_ranges(flat.numel(), pattern, head, cut_unit(wire))
         self._received: dict[Piece, dict[int, Mapping[str, Tensor]]] = defaultdict(dict)
 
     def __getitem__(self, piece: Piece) -> Tensor:

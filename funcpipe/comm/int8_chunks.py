@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from funcpipe.comm.block_int8 import BLOCK, blocks_in, quantise, restore
-from funcpipe.comm.collectives import Pattern, Piece
-from funcpipe.comm.cuts import cut
+from funcpipe.comm.collectives import Pattern, Piece, piece_ranges
 from funcpipe.comm.error_feedback import ErrorFeedback
 from funcpipe.comm.gradient_chunks import GradientChunks
 from funcpipe.core import Wire
@@ -144,5 +143,5 @@ def summed_ranges(elements: int, pattern: Pattern, head: int, replica: int) -> l
     split = pattern.merges(replica)
     if split is None:
         return []
-    ranges = (splits[split] for splits in cut(elements, pattern, head, BLOCK))
+    ranges = (splits[split] for splits in piece_ranges(elements, pattern, head, BLOCK))
     return [(min(max(start, head), stop), stop) for start, stop in ranges]

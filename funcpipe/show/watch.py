@@ -49,7 +49,7 @@ def _wrapped(lines: Iterable[Text], console: Console) -> list[Text]:
     return [part for line in lines for part in line.wrap(console, console.width) or [line]]
 
 
-class Lines:
+class PollLog:
     """The lines that each poll adds, where no screen can be drawn. A warning that only counts on is not repeated."""
 
     def __init__(self) -> None:

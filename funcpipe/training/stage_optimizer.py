@@ -4,8 +4,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from funcpipe.comm.collectives import Pattern
-from funcpipe.comm.cuts import cut
+from funcpipe.comm.collectives import Pattern, piece_ranges
 from funcpipe.model.draws import SHARED_GENERATORS, layer_seed, reseed
 from funcpipe.model.split import StageModule
 from funcpipe.training.batches import Step
@@ -56,7 +55,7 @@ class StageOptimizer:
             return
         split = pattern.merges(replica)
         assert split is not None, "every replica sums a split of its own"
-        ranges = [splits[split] for splits in cut(layout.elements, pattern, layout.head, unit)]
+        ranges = [splits[split] for splits in piece_ranges(layout.elements, pattern, layout.head, unit)]
         self._sharded = ShardedOptimizer(self._optimizer, layout, ranges, clip_grad_value=self._clip_grad_value)
 
     @property

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from funcpipe.comm.channel import Channel, Received
-from funcpipe.comm.collectives import pattern_of
-from funcpipe.comm.cuts import cut_rounds
+from funcpipe.comm.collectives import pattern_of, round_ranges
 from funcpipe.comm.gradient_chunks import GradientChunks, cut_unit
 from funcpipe.comm.int8_chunks import gradient_chunks
 from funcpipe.core import Plan, Routes, Wire, worker_name
@@ -158,7 +157,7 @@ class Actions:
                 merged_wire=merged_wire,
                 feedback=self._computation.feedback,
             )
-            self._rounds = cut_rounds(flat.vector.numel(), self._pattern, head, cut_unit(wire))
+            self._rounds = round_ranges(flat.vector.numel(), self._pattern, head, cut_unit(wire))
 
     def _synchronise(self, task: Task) -> TaskResult:
         assert self._chunks is not None, f"{task} comes before its gradients"

@@ -22,7 +22,7 @@ from funcpipe.client.control.verdict import Verdict
 from funcpipe.client.control.watching import RunView, StepLoss, Succession
 from funcpipe.core import Busy, Outcome, RequestCounts, ValidationReport
 from funcpipe.runstate.liveness import WorkerState
-from funcpipe.show.watch import Lines, screen, sparkline
+from funcpipe.show.watch import PollLog, screen, sparkline
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.client.seen_run import NOW_S, SeenRun
 
@@ -123,7 +123,7 @@ def test_a_screen_fits_the_terminal_and_shows_first_who_is_in_trouble(width: int
 
 
 def test_without_a_terminal_each_look_is_a_line_and_news_are_told_once() -> None:
-    lines = Lines()
+    lines = PollLog()
     first = lines.of(view())
     assert first[0].endswith("running: step 43 of 96, loss 0.0233, 2.00 steps/s, 26 s left, $0.0012 of about $0.0029")
     assert [line.strip() for line in first[1:]] == [

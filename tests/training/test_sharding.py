@@ -18,7 +18,7 @@ from torch import Tensor, nn, optim
 
 from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
-from funcpipe.comm.cuts import cut
+from funcpipe.comm.collectives import piece_ranges
 from funcpipe.comm.gradient_chunks import GradientChunks
 from funcpipe.core import Plan, Routes, Streams, Sync, TieRoute, Wire
 from funcpipe.errors import InvalidValue, PlanError
@@ -183,7 +183,7 @@ def test_any_sizes_rounds_and_replicas_give_the_bits_and_the_traffic_of_sums(
     plain = [Replica(shapes, make) for _ in range(replicas)]
     parts = [Replica(shapes, make) for _ in range(replicas)]
     layout = parts[0].flat([None] * len(shapes), torch.zeros(3)).layout
-    ranges = cut(layout.elements, chosen, layout.head)
+    ranges = piece_ranges(layout.elements, chosen, layout.head)
     sharded = [
         ShardedOptimizer(part.optimizer, part.flat([None] * len(shapes), torch.zeros(3)).layout, [q[r] for q in ranges])
         for r, part in enumerate(parts)

@@ -54,7 +54,7 @@ class WatchedWorker:
         return now_s - self.beat_seen_s > faults.cold_start_s + faults.start_s + (self.spec.follows_within_s or 0.0)
 
 
-def _known_seconds(functions: Sequence[StartedFunction], beat: Heartbeat | None) -> list[float]:
+def _function_seconds(functions: Sequence[StartedFunction], beat: Heartbeat | None) -> list[float]:
     """Seconds that each function of one worker ran, as far as storage shows; functions are in order of their start.
 
     One ran at least until its last heartbeat, `beat`, or else until the next one was started in its place. A heartbeat
@@ -87,7 +87,7 @@ def attached(
     """The functions of a worker that others have started; `runs` says which of them still run."""
     started, now_s = list_functions(storage, keys, worker), time.monotonic()
     beat = newest_heartbeat(storage, keys, worker)
-    ran_s = _known_seconds(started, beat)
+    ran_s = _function_seconds(started, beat)
     return [
         joined(function, beat) if runs(function) else WatchedFunction(function, now_s, seconds, ended_s=now_s)
         for function, seconds in zip(started, ran_s, strict=True)
@@ -100,7 +100,7 @@ def unwatched_functions(storage: Storage, keys: Keys, watched: Sequence[WatchedF
     now_s, found = time.monotonic(), []
     for worker, functions in groupby(list_functions(storage, keys), key=lambda function: function.worker):
         own = tuple(functions)
-        for function, seconds in zip(own, _known_seconds(own, newest_heartbeat(storage, keys, worker)), strict=True):
+        for function, seconds in zip(own, _function_seconds(own, newest_heartbeat(storage, keys, worker)), strict=True):
             if function.handle.name not in names:
                 found.append(WatchedFunction(function, now_s, age_s=seconds, ended_s=now_s))
     return found
