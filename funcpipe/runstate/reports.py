@@ -178,7 +178,7 @@ class ValidationKeys(Keys):
         """The prefix of the parts of all validations."""
         return self._folder("scores")
 
-    def parts_of(self, step: int) -> str:
+    def prefix_of_parts(self, step: int) -> str:
         """Return the prefix of all parts of a validation."""
         return self._folder("scores", f"{step:08d}")
 

@@ -27,7 +27,7 @@ from funcpipe.core.texts import error_text
 from funcpipe.errors import ModelError
 from funcpipe.model.draws import GENERATORS, SHARED_GENERATORS, layer_seed, reseed
 from funcpipe.model.graph.python_state import differing, reached_state
-from funcpipe.model.graph.reachable import reaches
+from funcpipe.model.graph.reachable import reached_values
 from funcpipe.model.split.bundle import dump_value, load_value
 
 Hook = Callable[[Tensor], Tensor | None]
@@ -171,7 +171,7 @@ def _parts_of(model: nn.Module) -> dict[int, str]:
 
 
 def _refuse_reach(name: str, hook: Hook, parameter: nn.Parameter, parts: Mapping[int, str]) -> None:
-    for path, value in reaches(hook):
+    for path, value in reached_values(hook):
         if isinstance(value, RemovableHandle):
             raise ModelError(
                 f"the hook of {name} reaches a handle that removes hooks, by {path}: functions run hooks in every "
@@ -275,7 +275,7 @@ def _check_grad_unread(name: str, hooks: tuple[Hook, ...], gradient: Tensor, see
 
 def _parameters(hooks: tuple[Hook, ...]) -> list[tuple[str, nn.Parameter]]:
     """Return the parameters that hooks reach, each with its path."""
-    return [(path, value) for hook in hooks for path, value in reaches(hook) if isinstance(value, nn.Parameter)]
+    return [(path, value) for hook in hooks for path, value in reached_values(hook) if isinstance(value, nn.Parameter)]
 
 
 def _called(name: str, hooks: tuple[Hook, ...], gradient: Tensor, seed: int) -> Tensor:

@@ -283,7 +283,7 @@ class Validator:
         samples, values = self._runner.scores.values(parts, loss=LOSS)
         report = next_report(self._evaluation.monitor, self._before(step), step=step, samples=samples, values=values)
         report = put_report(self._storage, self._keys, report)
-        own = self._keys.parts_of(step)
+        own = self._keys.prefix_of_parts(step)
         outdated = [key for key in self._storage.list(self._keys.all_parts) if key < own]
         if outdated:
             self._storage.delete_many(outdated)
@@ -316,7 +316,7 @@ class Validator:
                 return
             self._raise_if_ended(leave, self._batch_s, 0.0)
             if time.monotonic() > until_s:
-                parts = len(self._storage.list(self._keys.parts_of(step)))
+                parts = len(self._storage.list(self._keys.prefix_of_parts(step)))
                 if parts == seen:
                     raise DeadlineExceeded(f"{key} has not come, and no batch was measured within {deadline_s:g} s")
                 seen, until_s = parts, time.monotonic() + deadline_s

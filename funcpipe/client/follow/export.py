@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.errors import CorruptMessage, InvalidValue, KeyMissing, ModelError, RunUnknown
-from funcpipe.model.graph.reachable import reaches
+from funcpipe.model.graph.reachable import reached_values
 from funcpipe.model.split.module_state import Attributes, write_attributes
 from funcpipe.model.split.stage import block_names, hold, of_loss
 from funcpipe.model.tensors import load_tensors, named_tensors, saved_state
@@ -53,7 +53,7 @@ class TrainedLoss:
 
     def places_in(self, loss: Callable[..., Any]) -> dict[str, Tensor]:
         """The tensors of `loss` that these are written into. Raises ModelError if it has no such modules."""
-        modules = {path: value for path, value in reaches(loss) if isinstance(value, nn.Module)}
+        modules = {path: value for path, value in reached_values(loss) if isinstance(value, nn.Module)}
         for path in of_loss(dict.fromkeys(self.blocks)):
             if path not in modules:
                 raise ModelError(f"the run trained a loss with a module {path!r}; make the loss as it was for the run")

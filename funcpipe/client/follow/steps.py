@@ -134,7 +134,7 @@ class Validations:
             self._supervisor.poll()
             if self._polls.now_s() <= until_s:
                 return
-            parts = len(storage.list(self._keys.parts_of(step)))
+            parts = len(storage.list(self._keys.prefix_of_parts(step)))
             if parts == seen:
                 raise DeadlineExceeded(
                     f"run {self._keys.run}: the validation after step {step} measured no batch in {deadline_s:g} s"

@@ -18,7 +18,7 @@ from funcpipe.model.draws import GENERATORS
 from funcpipe.model.graph.isolation import Snapshot
 from funcpipe.model.graph.program import is_inside
 from funcpipe.model.graph.python_state import Slot, differing, reached_state, why_not_plain
-from funcpipe.model.graph.reachable import reached_of, reaches
+from funcpipe.model.graph.reachable import reached_of, reached_values
 from funcpipe.model.graph.state_access import watched_attributes
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried
 from funcpipe.model.split.stage import LOSS, hold, trained_by
@@ -41,7 +41,7 @@ def check_reach(model: nn.Module, loss: LossFunction) -> None:
         name, path = next(iter(found.items()))
         more = f", and {len(found) - 1} more of its parameters" if len(found) > 1 else ""
         raise ModelError(f"the loss holds {name} of the model as loss.{path}{more}; {_COPY}: {_REACH_WAY_OUT}")
-    for path, value in reaches(loss):
+    for path, value in reached_values(loss):
         if isinstance(value, nn.Parameter):
             if is_lazy(value):
                 raise ModelError(f"the parameter loss.{path} has no shape yet; call the loss once before training")
@@ -153,7 +153,7 @@ class LossCalls:
         return Carried(blocks=_blocks(slots), attributes=tuple(attributes), buffers=tuple(buffers))
 
     def _modules(self) -> dict[str, nn.Module]:
-        return {path: value for path, value in reaches(self._loss) if isinstance(value, nn.Module)}
+        return {path: value for path, value in reached_values(self._loss) if isinstance(value, nn.Module)}
 
 
 @contextmanager

@@ -20,7 +20,7 @@ from funcpipe.model.graph.reachable import (
     is_empty_cell,
     named_parts,
     plain_attributes,
-    reaches,
+    reached_values,
     user_classes,
 )
 from funcpipe.model.tensors import same
@@ -202,7 +202,7 @@ def reached_state(root: Any) -> State:
     """The values of all attributes and variables that `root` reaches, and of its tensors that may change."""
     known: dict[int, tuple[Any, Any]] = {}
     found: dict[Slot, Any] = {}
-    for path, value in reaches(root):
+    for path, value in reached_values(root):
         for name, part in _parts(value):
             is_long = isinstance(part, list | tuple | dict | set) and len(part) > _MOST
             found[Slot(path, name)] = (type(part), len(part)) if is_long else comparable(part, known)

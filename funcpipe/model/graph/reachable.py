@@ -2,8 +2,8 @@
 
     loss = partial(penalised, model=net)    ->    "model", "model.head", "model.head.weight", ...
 
-`reachable` finds the objects that code may change, `reaches` what a callable can use, with the path of each. Code of
-installed packages is not looked into; what users write is.
+`reachable` finds the objects that code may change, `reached_values` what a callable can use, with the path of each.
+Code of installed packages is not looked into; what users write is.
 """
 
 import dis
@@ -93,7 +93,7 @@ def is_empty_cell(cell: CellType) -> bool:
     return False
 
 
-def reaches(root: Any) -> Iterator[tuple[str, Any]]:
+def reached_values(root: Any) -> Iterator[tuple[str, Any]]:
     """`root` and all that it reaches, each once, the nearest first, with its dotted path; numbers and strings are left
     out.
     """
@@ -118,7 +118,7 @@ def reached_of(root: Any, wanted: Iterable[tuple[str, Any]]) -> dict[str, str]:
     for name, item in wanted:
         names.setdefault(_identity(item), name)
     found: dict[str, str] = {}
-    for path, value in reaches(root):
+    for path, value in reached_values(root):
         if _identity(value) in names:
             found.setdefault(names[_identity(value)], path)
     return found

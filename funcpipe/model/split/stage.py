@@ -18,7 +18,7 @@ from funcpipe.model.draws import is_from_torch
 from funcpipe.model.graph.modes import set_mode
 from funcpipe.model.graph.node_functions import expect_sizes
 from funcpipe.model.graph.program import WHOLE, Call, attribute, is_inside, resolve, run, share_contents
-from funcpipe.model.graph.reachable import reaches
+from funcpipe.model.graph.reachable import reached_values
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried, Crossing, Statistic, Value, first_few
 from funcpipe.model.tensors import Tree, copied, flatten
 
@@ -221,7 +221,7 @@ _BELOW = f"{LOSS}."
 def trained_by(loss: Callable[..., Any]) -> dict[str, nn.Parameter]:
     """The trainable parameters that `loss` reaches, by name: those of a module in its order, each once."""
     found: dict[int, tuple[str, nn.Parameter]] = {}
-    for path, value in reaches(loss):
+    for path, value in reached_values(loss):
         if isinstance(value, nn.Module):
             for name, parameter in value.named_parameters(prefix=path):
                 found.setdefault(id(parameter), (name, parameter))
@@ -235,7 +235,7 @@ def hold(loss: Callable[..., Any], blocks: Collection[str] = ()) -> nn.Module:
     if LOSS in blocks:
         assert isinstance(loss, nn.Module), "only modules are blocks"
         return loss
-    holder, values = nn.Module(), dict(reaches(loss)) if blocks else {}
+    holder, values = nn.Module(), dict(reached_values(loss)) if blocks else {}
     for block in blocks:
         _owner(holder, block)._modules[block.rpartition(".")[2]] = values[block.removeprefix(_BELOW)]
     for name, parameter in trained_by(loss).items():
@@ -260,7 +260,7 @@ def attach_loss(stage: StageModule, loss: Callable[..., Any], carried: Carried) 
 
 def modules_of(loss: Callable[..., Any] | None) -> list[nn.Module]:
     """The modules that `loss` reaches, those inside others too."""
-    return [value for _, value in reaches(loss) if isinstance(value, nn.Module)]
+    return [value for _, value in reached_values(loss) if isinstance(value, nn.Module)]
 
 
 @contextlib.contextmanager

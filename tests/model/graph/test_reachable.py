@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from funcpipe.model.graph.reachable import globals_named, reached_of, reaches
+from funcpipe.model.graph.reachable import globals_named, reached_of, reached_values
 
 NET = nn.Linear(2, 2)
 OTHER = nn.Linear(2, 2)
@@ -78,14 +78,14 @@ def test_a_module_is_found_and_each_object_once() -> None:
     shared = nn.Linear(2, 2)
     pair = nn.ModuleList([shared, shared])
     assert reached_of(pair, [("x", shared)]) == {"x": "0"}
-    found = [value for _, value in reaches(pair)]
+    found = [value for _, value in reached_values(pair)]
     assert len(found) == len({id(value) for value in found})
 
 
 def test_what_holds_itself_ends() -> None:
     loop: list[Any] = []
     loop.append(loop)
-    assert [path for path, _ in reaches(loop)] == [""]
+    assert [path for path, _ in reached_values(loop)] == [""]
 
 
 def test_globals_of_inner_functions_are_named() -> None:
