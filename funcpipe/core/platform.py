@@ -72,7 +72,8 @@ class PlatformSpec(StoreTerms):
     `base_memory_bytes`, where it was measured, is what a function needs before it holds any of a model.
 
     Latency, prices of requests and `shared_bytes_s` are those of its default store, and so are `puts_s`, `gets_s` and
-    `largest_bytes`, as `StoreSpec` has them; `stores` are further ones.
+    `largest_bytes`, as `StoreSpec` has them; `stores` are further ones. `shared_bytes_s` has no default here: a
+    specification states that there is no such limit.
 
     Sizes of the same memory may differ in their processors. `sources` maps a field of this class, or of the
     sizes, to where and when its values were published or measured.
@@ -86,6 +87,7 @@ class PlatformSpec(StoreTerms):
     source: str
     sizes: tuple[FunctionSize, ...]
     contention: float
+    shared_bytes_s: float | None
     price_invocation_usd: float
     lifetime_s: float | None
     cold_start_s: float

@@ -88,10 +88,10 @@ _PRICES = ("price_put_usd", "price_get_usd", "price_sent_usd_gb", "price_receive
 class StoreTerms:
     """The latency, prices of requests and limits of a store: of one by its name, or of the default one of a platform.
 
-    All functions together move at most `shared_bytes_s` in each direction; None means that only the function's own link
-    limits it. It takes at most `puts_s` and `gets_s` requests a second below one prefix, and objects of at most
-    `largest_bytes`. Asking for what is not there costs `price_empty_get_usd`, or as much as any other get if that is
-    None.
+    Every operation takes `latency_s` before its bytes move. All functions together move at most `shared_bytes_s` in
+    each direction; None means that only the function's own link limits it. It takes at most `puts_s` and `gets_s`
+    requests a second below one prefix, and objects of at most `largest_bytes`. Asking for what is not there costs
+    `price_empty_get_usd`, or as much as any other get if that is None.
     """
 
     latency_s: float

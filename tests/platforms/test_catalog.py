@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from funcpipe.core import write
+from funcpipe.core import to_text, write
 from funcpipe.core.texts import url_parts
 from funcpipe.errors import FormatError, InvalidValue
 from funcpipe.platforms.catalog import is_deployment, load_spec, open_deployment, open_storage, spec_names
@@ -100,6 +100,16 @@ def test_a_specification_of_one_s_own_is_read_from_its_file(tmp_path: Path) -> N
     spec = replace(load_spec("aws-lambda"), name="mine", latency_s=0.5)
     write(spec, tmp_path / "mine.json")
     assert load_spec(str(tmp_path / "mine.json")) == spec
+
+
+@pytest.mark.parametrize("name", ["latency_s", "shared_bytes_s", "price_put_usd", "price_get_usd", "lifetime_s"])
+def test_a_specification_says_all_that_plans_depend_on_be_it_that_there_is_no_limit(name: str, tmp_path: Path) -> None:
+    document = json.loads(to_text(load_spec("aws-lambda")))
+    del document[name]
+    path = tmp_path / "mine.json"
+    path.write_text(json.dumps(document))
+    with pytest.raises(FormatError, match=rf"mine\.json: field '{name}' is missing"):
+        load_spec(str(path))
 
 
 def test_an_unknown_platform_is_refused_with_those_there_are() -> None:
