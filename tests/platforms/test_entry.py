@@ -11,8 +11,7 @@ import pytest
 
 from funcpipe.core.backoff import Backoff
 from funcpipe.errors import FormatError, StorageBusy, StorageError
-from funcpipe.platforms import entry as function
-from funcpipe.platforms import entry_aws as aws_lambda
+from funcpipe.platforms import entry, entry_aws
 from funcpipe.platforms.base import OPEN, Gate, Invoked
 from funcpipe.platforms.entry import STOPPED, StopWatch, run, stop_key
 from funcpipe.testing.memory_storage import MemoryStorage
@@ -100,11 +99,11 @@ class LambdaContext:
 def test_a_function_on_lambda_knows_when_it_was_invoked_and_when_it_will_be_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(aws_lambda.CONTROL, tmp_path.as_uri())
+    monkeypatch.setenv(entry_aws.CONTROL, tmp_path.as_uri())
     seen: list[tuple[str, Invoked]] = []
-    monkeypatch.setattr(function, "run", lambda payload, invoked: seen.append((payload, invoked)))
+    monkeypatch.setattr(entry, "run", lambda payload, invoked: seen.append((payload, invoked)))
     before_s = time.monotonic()
-    assert aws_lambda.handler({"format": "x"}, LambdaContext()) == {"invocation": "request"}
+    assert entry_aws.handler({"format": "x"}, LambdaContext()) == {"invocation": "request"}
     ((payload, invoked),) = seen
     assert payload == '{"format": "x"}'
     assert invoked.lifetime_s == 123.456
@@ -115,12 +114,12 @@ def test_a_function_on_lambda_knows_when_it_was_invoked_and_when_it_will_be_ende
 def test_the_first_invocation_of_an_environment_on_lambda_is_billed_for_its_start(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(aws_lambda.CONTROL, tmp_path.as_uri())
-    monkeypatch.setattr(aws_lambda, "_INIT", function.InitTime(2.5))
+    monkeypatch.setenv(entry_aws.CONTROL, tmp_path.as_uri())
+    monkeypatch.setattr(entry_aws, "_INIT", entry.InitTime(2.5))
     seen: list[Invoked] = []
-    monkeypatch.setattr(function, "run", lambda payload, invoked: seen.append(invoked))
+    monkeypatch.setattr(entry, "run", lambda payload, invoked: seen.append(invoked))
     for _ in range(2):
-        aws_lambda.handler({"format": "x"}, LambdaContext())
+        entry_aws.handler({"format": "x"}, LambdaContext())
     assert [invoked.init_s for invoked in seen] == [2.5, 0.0]
     assert seen[0].billed_s >= 2.5 + time.monotonic() - seen[0].at_s - 0.1
 
@@ -137,7 +136,7 @@ def test_a_function_is_as_old_as_its_invocation_and_not_as_its_imports(monkeypat
     seen: list[Invoked] = []
     monkeypatch.setattr(invocation, "main", lambda payload, invoked, **_: seen.append(invoked))
     before_s = time.monotonic()
-    function.main("{}")
+    entry.main("{}")
     early = Invoked(at_s=before_s - 100.0)
     run("{}", early)
     assert before_s <= seen[0].at_s <= time.monotonic()

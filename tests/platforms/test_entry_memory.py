@@ -13,9 +13,7 @@ from torch.nn import functional as F
 from funcpipe.client.follow.launch import upload
 from funcpipe.core import to_text
 from funcpipe.errors import WorkerFailed
-from funcpipe.platforms import entry as function
-from funcpipe.platforms import entry_aliyun as aliyun_fc
-from funcpipe.platforms import entry_aws as aws_lambda
+from funcpipe.platforms import entry, entry_aliyun, entry_aws
 from funcpipe.platforms import process as allocator
 from funcpipe.platforms.base import Invoked
 from funcpipe.platforms.local.files import FileStorage
@@ -52,8 +50,8 @@ def held(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[int]:
         return client
 
     monkeypatch.setenv(SECRET, "of the deployment")
-    monkeypatch.setenv(aws_lambda.CONTROL, "control")
-    for module in (aws_lambda, function):
+    monkeypatch.setenv(entry_aws.CONTROL, "control")
+    for module in (entry_aws, entry):
         monkeypatch.setattr(module, "open_storage", open_storage)
     monkeypatch.setattr(allocator, "trim", lambda: held.append(len(opened)))
     return held
@@ -67,13 +65,13 @@ def payload(storage: FileStorage, loss: Any = F.cross_entropy) -> str:
 
 
 def test_a_function_of_lambda_holds_no_client_when_it_gives_memory_back(held: list[int], tmp_path: Path) -> None:
-    aws_lambda.handler(json.loads(payload(FileStorage(tmp_path))), Context())
+    entry_aws.handler(json.loads(payload(FileStorage(tmp_path))), Context())
     assert held == [0]
 
 
 def test_a_function_of_lambda_that_fails_gives_memory_back(held: list[int], tmp_path: Path) -> None:
     with pytest.raises(WorkerFailed):
-        aws_lambda.handler(json.loads(payload(FileStorage(tmp_path), small.failing_loss)), Context())
+        entry_aws.handler(json.loads(payload(FileStorage(tmp_path), small.failing_loss)), Context())
     assert len(held) == 1
 
 
@@ -82,7 +80,7 @@ def test_a_function_of_function_compute_holds_no_client_when_it_gives_memory_bac
     held: list[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, loss: Any
 ) -> None:
     answers: list[int] = []
-    monkeypatch.setattr(aliyun_fc.Handler, "headers", {}, raising=False)
-    monkeypatch.setattr(aliyun_fc.Handler, "_answer", lambda self, status, value: answers.append(status))
-    aliyun_fc.Handler._invoke(object.__new__(aliyun_fc.Handler), payload(FileStorage(tmp_path), loss), Invoked())
+    monkeypatch.setattr(entry_aliyun.Handler, "headers", {}, raising=False)
+    monkeypatch.setattr(entry_aliyun.Handler, "_answer", lambda self, status, value: answers.append(status))
+    entry_aliyun.Handler._invoke(object.__new__(entry_aliyun.Handler), payload(FileStorage(tmp_path), loss), Invoked())
     assert (held, answers) == ([0], [200 if loss is F.cross_entropy else 404])
