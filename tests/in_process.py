@@ -17,7 +17,7 @@ from funcpipe.client.follow.launch import upload
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
 from funcpipe.client.prepare.session import Site, session_on
-from funcpipe.core import FaultTolerance, Plan, WorkerSpec
+from funcpipe.core import FaultTolerance, Outcome, Plan, WorkerSpec
 from funcpipe.core.settings import DEFAULT_FAULTS
 from funcpipe.model.graph import trace
 from funcpipe.platforms.base import OPEN, Gate, Storage
@@ -119,10 +119,12 @@ def train_both(
     clip_grad_norm: float | None = None,
 ) -> tuple[dict[str, Worker], nn.Module]:
     """Train `model` by `plan` and a copy of it in one process; the workers, and the copy."""
-    expected, how = copy.deepcopy(model), {"optimizer": optimizer, "clip_grad_norm": clip_grad_norm}
-    workers = run_workers(make_job(model, plan, dataset, loss=loss, epochs=epochs, **how), MemoryStorage())  # type: ignore[arg-type]
-    steps = sample_numbers(plan, len(dataset()), epochs=epochs)
-    train(expected, dataset(), loss_fn=loss, steps=steps, **how)  # type: ignore[arg-type]
+    expected = copy.deepcopy(model)
+    job = make_job(model, plan, dataset, loss=loss, optimizer=optimizer, epochs=epochs, clip_grad_norm=clip_grad_norm)
+    workers = run_workers(job, MemoryStorage())
+    samples = dataset()
+    steps = sample_numbers(plan, len(samples), epochs=epochs)
+    train(expected, samples, loss_fn=loss, optimizer=optimizer, steps=steps, clip_grad_norm=clip_grad_norm)
     return workers, expected
 
 
@@ -135,7 +137,7 @@ def states(workers: dict[str, Worker]) -> dict[str, torch.Tensor]:
 def _run(spec: WorkerSpec, storage: Storage) -> Worker:
     worker = load_worker(spec, signed_for_tests(storage), open_platform)
     try:
-        worker.run()
+        assert worker.run() is Outcome.FINISHED
     except Exception as error:
         if not isinstance(error.__cause__, Killed) or spec.attempt:
             raise

@@ -29,7 +29,7 @@ def main(
         payload_format = json.loads(payload)["format"]
     except (ValueError, TypeError, KeyError):
         raise FormatError("the invocation payload: field 'format' is missing") from None
-    if payload_format not in _ENTRIES:
+    if not isinstance(payload_format, str) or payload_format not in _ENTRIES:
         expected = " or ".join(repr(known) for known in _ENTRIES)
         raise FormatError(f"the invocation payload: field 'format' is {payload_format!r}, expected {expected}")
     entry = importlib.import_module(_ENTRIES[payload_format])

@@ -57,14 +57,25 @@ def test_a_shell_asks_the_command_how_words_go_on(
     assert main(["completion", shell]) == 0
     script = capsys.readouterr().out
     assert f"_FUNCPIPE_COMPLETE={shell}_complete" in script
-    monkeypatch.setenv("_FUNCPIPE_COMPLETE", "bash_complete")
-    asked = {"optimize --gl": "--global-batch", "run sta": "status", "optimize --wire b": "bf16", "com": "completion"}
-    for words, expected in asked.items():
-        monkeypatch.setenv("COMP_WORDS", f"funcpipe {words}")
-        monkeypatch.setenv("COMP_CWORD", str(len(words.split())))
+    monkeypatch.setenv("_FUNCPIPE_COMPLETE", f"{shell}_complete")
+
+    def completed(words: str, begun: str) -> set[str]:
+        monkeypatch.setenv("COMP_WORDS", f"funcpipe {words} {begun}")
+        monkeypatch.setenv("COMP_CWORD", begun if shell == "fish" else str(1 + len(words.split())))
         with pytest.raises(SystemExit):
             main([])
-        assert f"plain,{expected}" in capsys.readouterr().out.splitlines()
+        told = capsys.readouterr().out.splitlines()
+        assert told
+        if shell == "zsh":  # the kind, the word and its help, each in a line
+            return set(told[1::3])
+        return {line.partition(",")[2].partition("\t")[0] for line in told}
+
+    assert completed("", "") >= {verb.split()[0] for verb in VERBS}
+    for verb in VERBS:
+        names = {name for param in Commands().verbs()[verb].params for name in param.opts if name.startswith("--")}
+        assert completed(verb, "--") == names
+    asked = {("run", "sta"): {"status"}, ("optimize --wire", "b"): {"bf16"}, ("optimize", "--gl"): {"--global-batch"}}
+    assert {words: completed(*words) for words in asked} == asked
 
 
 def help_of(*words: str, capsys: pytest.CaptureFixture[str]) -> str:

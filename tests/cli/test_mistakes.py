@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -198,6 +199,8 @@ MISTAKES = {
     f"{OPTIMIZE} --size layer1": "--size takes LAYER=SIZE, got 'layer1'",
     f"{OPTIMIZE} --size layer1=9MB": "must be one of 1024MB",
     f"{OPTIMIZE} --memory 5": "leaves no size of local",
+    f"{OPTIMIZE} --replicas 2,x": "--replicas takes whole numbers separated by commas, got '2,x'",
+    f"{OPTIMIZE} --max 3": "unrecognized arguments: --max",
     f"{TRAIN} --on-oom explode": "must be one of 'fail', 'grow'",
     "logs x --level loud": "must be one of 'debug'",
     "deploy mars": "must be one of 'aws', 'aliyun'",
@@ -205,6 +208,7 @@ MISTAKES = {
     "platforms show mars": "platform must be one of",
     "completion tcsh": "must be one of 'bash', 'zsh', 'fish'",
     "platforms show": "name the platform to show",
+    "platforms show local -o .": ". cannot be written: choose another place",
     # what does not go together
     f"{OPTIMIZE} --figure f.png": "--figure draws the plans that --pareto finds",
     f"{OPTIMIZE} --pareto --policy pipedream": "--pareto searches by itself",
@@ -291,11 +295,15 @@ MISTAKES = {
     "logs aws": "the region is not known",
     "deploy aws --sizes 2048MB": "the region is not known",
     f"{AWS} --sizes x": "a size on AWS is its memory, such as 2048MB",
-    f"{AWS} --sizes 5MB": "memory must be 128 to 10240 MB",
+    f"{AWS} --sizes '2 vCPU'": "a size on AWS is its memory, such as 2048MB, got '2 vCPU'",
+    f"{AWS} --sizes 64MB": "memory must be 128 to 10240 MB on AWS Lambda, got 64",
     f"{AWS} --sizes 2048MB --name a_b": "name must be small letters, digits and dashes",
     f"{AWS}": "say which functions to make",
+    "deploy aws --region eu-central-1 --sizes 2048MB --template-only no/t.json": "there is no folder no",
     ALIYUN: "say with --repository where the image goes",
-    f"{ALIYUN} --repository registry-intl.cn-hangzhou.aliyuncs.com/you/it": "must lie in ap-southeast-1, where the fun",
+    f"{ALIYUN} --repository registry-intl.cn-hangzhou.aliyuncs.com/you/it": (
+        "must lie in ap-southeast-1, where the functions are, not in cn-hangzhou"
+    ),
     f"{ALIYUN} --repository registry.test/you/it --base-image python@latest": "base image must be an image's name",
     "deploy aws --provision ways.json": "--provision and --run are for machines: funcpipe deploy sky",
     "destroy mars": "must be one of 'aws', 'aliyun', got 'mars'",
@@ -305,7 +313,7 @@ MISTAKES = {
 @pytest.mark.parametrize("command", MISTAKES)
 def test_a_mistake_is_told_with_exit_code_2(command: str, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = {path.name: path.read_bytes() for path in here.iterdir() if path.is_file()}
-    code = main(command.split())
+    code = main(shlex.split(command))
     told = capsys.readouterr().err
     assert code == 2
     assert MISTAKES[command] in told

@@ -80,7 +80,7 @@ def test_equation_3_is_fitted_to_several_curves(here: Path, capsys: pytest.Captu
         ("provision profile.json --epochs 1 --loss-model losses.json", "--loss-model is for --target-loss"),
         (
             "provision profile.json --target-loss 1 --loss-model none.json",
-            "a loss model is written by `funcpipe provision fit",
+            "a loss model is written by `funcpipe provision fit-loss`",
         ),
         ("provision profile.json --target-loss 1 --loss-model profile.json", "expected 'funcpipe.loss-inverse/1'"),
         ("provision none.json --epochs 1", "none.json: cannot be read"),

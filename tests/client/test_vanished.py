@@ -199,7 +199,8 @@ def test_a_run_without_a_record_is_gone_and_one_whose_record_is_damaged_is_not(s
     refuse_if_gone(filled(stopped), RUN, "why")
     refuse_if_gone(filled({k: b"" if k.endswith("/run.json") else v for k, v in stopped.items()}), RUN, "why")
     storage = without(stopped, lambda key: key.endswith("/run.json") or ("/generations/" in key and "json" in key))
-    with pytest.raises(RunUnknown, match=rf"^why; what is left of it cannot be resumed: funcpipe run clean {RUN} "):
+    left = f"why; what is left of it cannot be resumed: funcpipe run clean {RUN} deletes what is left, then train again"
+    with pytest.raises(RunUnknown, match=f"^{left}$"):
         refuse_if_gone(storage, RUN, "why")
     clean(storage, RUN, gone)
     with pytest.raises(RunUnknown, match=r"^why; nothing is left of it to resume: "):

@@ -42,7 +42,10 @@ def test_a_run_whose_key_is_not_known_says_nothing(monkeypatch: pytest.MonkeyPat
     theirs = Keys("run-1", 0, OTHER.fingerprint)
     write_record(by_another(storage), theirs, replace(RECORD, nonce=theirs.nonce))
     put_document(by_another(storage), theirs.reservation, ORDER)
-    said = r"the key of run run-1 is not on this machine.*`funcpipe run key run-1` prints it: set FUNCPIPE_RUN_KEY to"
+    said = (
+        r"the key of run run-1 is not on this machine.*"
+        r"`funcpipe run key run-1` prints it: set FUNCPIPE_RUN_KEY to that here; "
+    )
     verbs: tuple[Callable[..., Any], ...] = (status, stop)
     for verb in verbs:
         with pytest.raises(RunKeyMissing, match=said):

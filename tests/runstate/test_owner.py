@@ -86,7 +86,8 @@ def test_a_second_client_is_refused_and_told_by_whom_since_when_and_what_to_do(s
     with (
         owned(storage, RUN, every_s=QUICK_S),
         pytest.raises(
-            RunTaken, match=r"@.*, process \d+, since 2.*: choose another name.*funcpipe run status run-1.*--take-over"
+            RunTaken,
+            match=r"@.*, process \d+, since 2.*: choose another name, .*funcpipe run status run-1.*--take-over",
         ),
         owned(storage, RUN),
     ):

@@ -1,6 +1,7 @@
 """What a function does first: read its payload, keep torch's compiler out, become a worker or a probe."""
 
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
@@ -34,10 +35,11 @@ def test_a_payload_without_a_format_is_refused(payload: str) -> None:
         invoke(payload)
 
 
-def test_a_payload_of_another_format_is_refused() -> None:
-    expected = r"'funcpipe.worker/1' or 'funcpipe.server-function/1' or 'funcpipe.probe/1' or 'funcpipe.watch/1'"
-    with pytest.raises(FormatError, match=rf"field 'format' is 'x/1', expected {expected}"):
-        invoke(json.dumps({"format": "x/1"}))
+@pytest.mark.parametrize("given", ["x/1", 7, None, ["funcpipe.worker/1"], {}])
+def test_a_payload_of_another_format_is_refused(given: Any) -> None:
+    expected = "'funcpipe.worker/1' or 'funcpipe.server-function/1' or 'funcpipe.probe/1' or 'funcpipe.watch/1'"
+    with pytest.raises(FormatError, match=re.escape(f"field 'format' is {given!r}, expected {expected}")):
+        invoke(json.dumps({"format": given}))
 
 
 @pytest.mark.parametrize(

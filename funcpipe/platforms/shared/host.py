@@ -61,14 +61,14 @@ class Host(ABC, Generic[F]):
             with suppress(TimeoutError):
                 await asyncio.wait_for(function.ended.wait(), _STOP_AGAIN_S)
         if function.run in self._watchdogs and not self._running(function.run):
-            self._watchdogs[function.run].cancel()
+            self._watchdogs.pop(function.run).cancel()
 
     def _watch(self, spec: WatchSpec) -> None:
         """Have a watchdog of a run until it has ended; if one dies, another takes its place."""
         run = str(spec.run)
         if run not in self._watchdogs:
             self._watchdogs[run] = task = asyncio.get_running_loop().create_task(self._keep_watchdog(spec))
-            task.add_done_callback(lambda _: self._forget_watchdog(run))
+            task.add_done_callback(lambda task: self._forget_watchdog(run, task))
 
     async def _keep_watchdog(self, spec: WatchSpec) -> None:
         for lost in range(1, _MOST_LOST + 1):
@@ -82,6 +82,7 @@ class Host(ABC, Generic[F]):
                 return
             await asyncio.sleep(lost)
 
-    def _forget_watchdog(self, run: str) -> None:
-        del self._watchdogs[run]
+    def _forget_watchdog(self, run: str, task: asyncio.Task[None]) -> None:
+        if self._watchdogs.get(run) is task:  # or a newer one, of the same run started again, is in its place
+            del self._watchdogs[run]
         self._unwatched()
