@@ -29,6 +29,7 @@ def environment_of_ray(folder: Path) -> Iterator[pytest.MonkeyPatch]:
         patch.setenv(_TOKEN, str(token))
         patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
         patch.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
+        patch.setenv("RAY_worker_niceness", "0")  # 15 by default: beside busy processes its functions would not start
         yield patch
     _, left = psutil.wait_procs(_processes_of(str(token)), timeout=LONG_S)
     assert left == []

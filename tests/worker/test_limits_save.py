@@ -27,6 +27,7 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.signing import signed
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
+from funcpipe.worker import hand_over
 from tests.e2e import small
 from tests.e2e.plans import even_plan
 from tests.in_process import make_job
@@ -133,8 +134,12 @@ def test_a_limit_repeats_none_with_replicas(message: int, monkeypatch: pytest.Mo
     "at", ["functions/s0.r0/00000001", "hand-overs/s0.r0/", "hand-overs/s1.r0/", "leases/s0.r0/00000001", "a00000001"]
 )
 def test_a_limit_in_a_hand_over_repeats_none(at: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the start of the first successor to the first checkpoint of one."""
-    faults = FaultTolerance(heartbeat_s=0.3, lease_s=60.0, start_s=60.0, keep=True, lifetime_s=1.5, cold_start_s=0.1)
+    """From the start of the first successor to the first checkpoint of one.
+
+    Functions leave after a second of their minute: on a machine however busy, none is too late to hand over.
+    """
+    monkeypatch.setattr(hand_over, "leaves_at_s", lambda lifetime_s, step_s, saving_s: 1.0)
+    faults = FaultTolerance(heartbeat_s=0.3, lease_s=60.0, start_s=60.0, keep=True, lifetime_s=60.0, cold_start_s=0.1)
     made = job(epochs=4000)
     assert ends_at_limit(Limited(lambda key, _: at in key), monkeypatch, made=made, faults=faults) > 0
 

@@ -34,7 +34,7 @@ ROOT = Path(__file__).parents[3]
 
 adam = partial(torch.optim.Adam, lr=0.01)
 QUICK = FaultTolerance(heartbeat_s=0.5, lease_s=5.0, checkpoint_steps=4)
-PATIENT = FaultTolerance(heartbeat_s=0.5, lease_s=30.0, checkpoint_steps=4)
+PATIENT = FaultTolerance(heartbeat_s=0.5, lease_s=120.0, checkpoint_steps=4)
 
 
 def pipe(loss: Callable[[Tensor, Tensor], Tensor] = F.cross_entropy) -> FuncPipe:
