@@ -4,7 +4,6 @@ A reader is a view of one moment: each part is read when it is first asked for, 
 make another. What a run has cost is in its heartbeats and reports.
 """
 
-import functools
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -24,6 +23,7 @@ from funcpipe.core import (
     WorkerReport,
     worker_name,
 )
+from funcpipe.core.cached import cached_property
 from funcpipe.errors import RunUnknown
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoint_index import CheckpointIndex, read_index
@@ -115,12 +115,12 @@ class RunReader:
         """Return a reader of the newest generation of `run` that counts. Raises RunUnknown, or CorruptMessage."""
         return cls(storage, newest_record(storage, run))
 
-    @functools.cached_property
+    @cached_property
     def finished(self) -> FinishedRun | None:
         """The kept part of a run that has finished and was collected, or None. Raises CorruptMessage."""
         return find_finished(self.storage, self.keys)
 
-    @functools.cached_property
+    @cached_property
     def steps(self) -> dict[int, JoinedStep]:
         """The steps of this generation that any replica of the last stage has reported, in order."""
         last, replicas = len(self.record.plan.stages) - 1, self.record.plan.replicas
@@ -128,7 +128,7 @@ class RunReader:
         numbers = sorted(set().union(*own))
         return {step: JoinedStep.of([reports[step] for reports in own if step in reports]) for step in numbers}
 
-    @functools.cached_property
+    @cached_property
     def losses(self) -> tuple[float, ...]:
         """The mean loss of each step that all replicas have reported, from where the run has begun."""
         if self.finished is not None:
@@ -162,28 +162,28 @@ class RunReader:
         """The steps after which the run has finished; None if it has not."""
         return None if self.finished is None else ended_step(self.record, self.finished.losses)
 
-    @functools.cached_property
+    @cached_property
     def validations(self) -> tuple[ValidationReport, ...]:
         """The reports of this generation's validations, in the order of their steps."""
         return load_reports(self.storage, ValidationKeys.of(self.record))
 
-    @functools.cached_property
+    @cached_property
     def newest_validation(self) -> ValidationReport | None:
         """The newest report of the run's validations, if there is one that can be read."""
         newest = newest_report(self.storage, ValidationKeys.of(self.record))
         return newest or next(reversed(self.record.validations), None)
 
-    @functools.cached_property
+    @cached_property
     def workers(self) -> tuple[WorkerReport, ...]:
         """The reports of all functions that could make one before they ended."""
         return worker_reports(self.storage, self.keys)
 
-    @functools.cached_property
+    @cached_property
     def index(self) -> CheckpointIndex:
         """The index of checkpoints."""
         return read_index(self.storage, self.keys, first_step=self.record.first_step)
 
-    @functools.cached_property
+    @cached_property
     def saved(self) -> dict[int, list[tuple[str, ...]]]:
         """The steps after which all stages are saved, the newest first, with the manifests of each stage."""
         stages = range(len(self.record.plan.stages))

@@ -8,7 +8,6 @@ Where processes are to load, some are tried: they are sent the dataset, and send
 """
 
 import copy
-import functools
 import inspect
 import multiprocessing
 import re
@@ -22,6 +21,7 @@ import cloudpickle
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from funcpipe.core.cached import cached_property
 from funcpipe.core.texts import shortened
 from funcpipe.errors import DataError
 from funcpipe.model.graph.isolation import preserve_state
@@ -255,7 +255,7 @@ class _Unpickled:
     def __init__(self, samples: Samples) -> None:
         self._pickled = cloudpickle.dumps(samples)
 
-    @functools.cached_property
+    @cached_property
     def _own(self) -> Samples:
         samples: Samples = cloudpickle.loads(self._pickled)
         return samples

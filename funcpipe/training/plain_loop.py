@@ -9,7 +9,6 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import torch
@@ -17,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from funcpipe.core import Coupled, Interval, OnNan
+from funcpipe.core.cached import cached_property
 from funcpipe.model.draws import (
     DrawingOperators,
     layer_seed,

@@ -5,7 +5,6 @@ import logging
 import time
 from collections import deque
 from dataclasses import dataclass
-from functools import cached_property
 
 from funcpipe.core import (
     CountsByKind,
@@ -18,6 +17,7 @@ from funcpipe.core import (
     Resource,
     WorkerSpec,
 )
+from funcpipe.core.cached import cached_property
 from funcpipe.errors import Cancelled, ReplicasDiffer, RunHalted, Superseded, TaskFailed
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.documents import put_document

@@ -7,11 +7,11 @@ import random
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Any
 
 from torch import Tensor, nn
 
+from funcpipe.core.cached import cached_property
 from funcpipe.data.sources import from_url
 from funcpipe.errors import DataError, FuncPipeError
 from funcpipe.model.graph import LayerGraph

@@ -9,11 +9,11 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
+from funcpipe.core.cached import cached_property
 from funcpipe.errors import DataError, ModelError
 from funcpipe.model.graph.equivalence import Example, example
 from funcpipe.model.graph.inputs import Collated, CollatedBatches, CutBatches, InputBatches, Signature, batch_of

@@ -4,7 +4,6 @@ import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,6 +11,7 @@ import torch.fx
 from torch import Tensor, nn
 
 from funcpipe.core import Precision
+from funcpipe.core.cached import cached_property
 from funcpipe.model.graph.inputs import Signature
 from funcpipe.model.graph.program import attribute, state_name
 from funcpipe.model.tensors import Tree

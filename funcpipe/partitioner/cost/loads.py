@@ -11,7 +11,6 @@ and sends the sum. In one stage [0, 4) they are merely counted twice by the sum 
 
 from collections import defaultdict
 from dataclasses import dataclass, fields
-from functools import cached_property
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from funcpipe.core import (
     Sync,
     SyncWay,
 )
+from funcpipe.core.cached import cached_property
 from funcpipe.partitioner.cost import Array, BoolArray, IntArray
 from funcpipe.scheduler.pipeline import in_flight
 

@@ -17,11 +17,11 @@ but a plan with it has at least 4 stages; what remains are [0, 2), [2, 4) and [4
 import itertools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
 from funcpipe.core import LayerProfile, ModelProfile, Pins, PlatformSpec, TensorProfile, TiedParameter, stages_of_layers
+from funcpipe.core.cached import cached_property
 from funcpipe.errors import InvalidValue
 from funcpipe.partitioner.cost import Array
 

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 from funcpipe.core import (
     DEFAULT_STORES,
@@ -23,6 +22,7 @@ from funcpipe.core import (
     TrainingSpec,
     Wire,
 )
+from funcpipe.core.cached import cached_property
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost.evaluate import column_of, evaluate
 from funcpipe.partitioner.cost.loads import Setting

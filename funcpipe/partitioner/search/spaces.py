@@ -16,11 +16,11 @@ Two things depend on how many stages a plan has, which an option does not know:
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 
 import numpy as np
 
 from funcpipe.core import ScheduleKind
+from funcpipe.core.cached import cached_property
 from funcpipe.partitioner.cost import BoolArray, IntArray
 from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.sync_ways import WayTable, way_table

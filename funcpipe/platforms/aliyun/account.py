@@ -4,7 +4,6 @@ import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import Any
 
 from alibabacloud_fc20230330 import models
@@ -15,6 +14,7 @@ from darabonba.exceptions import DaraException, UnretryableException
 from darabonba.policy.retry import RetryOptions
 from darabonba.runtime import RuntimeOptions
 
+from funcpipe.core.cached import cached_property
 from funcpipe.errors import FuncPipeError, InputError, InvalidValue, PlatformBusy, PlatformRefused
 from funcpipe.platforms.shared.known_errors import EXPIRED, SKEWED, KnownError, error_of
 

@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any
 
 import boto3
@@ -19,6 +18,7 @@ from botocore.exceptions import (
     ProfileNotFound,
 )
 
+from funcpipe.core.cached import cached_property
 from funcpipe.errors import FuncPipeError, InputError, InvalidValue, PlatformBusy, PlatformError, PlatformRefused
 from funcpipe.platforms.shared.cloud import Capacity
 from funcpipe.platforms.shared.known_errors import EXPIRED, SKEWED, KnownError, error_of, remedy_for_credentials

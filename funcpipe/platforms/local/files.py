@@ -15,9 +15,9 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 
+from funcpipe.core.cached import cached_property
 from funcpipe.errors import InvalidValue, KeyExists, KeyMissing, StorageBusy, StorageError
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.shared.objects import delete_each

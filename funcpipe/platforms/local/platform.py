@@ -12,12 +12,12 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import quote, unquote, urlsplit
 
 from funcpipe.core import Invocation, Plan, PlatformSpec, to_text
+from funcpipe.core.cached import cached_property
 from funcpipe.core.json_form import from_plain
 from funcpipe.core.logs import RawLine
 from funcpipe.errors import InvalidValue, PlanError, PlatformError

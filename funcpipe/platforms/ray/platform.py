@@ -4,11 +4,11 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterable, Iterator
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from funcpipe.core import Invocation, Plan, PlatformSpec, WatchSpec, WorkerSpec, to_text
+from funcpipe.core.cached import cached_property
 from funcpipe.core.logs import BEGINS, LogLine, RawLine, merged, prefix
 from funcpipe.errors import PlanError, PlatformBusy, PlatformError
 from funcpipe.platforms.base import Handle, PlainKeys, Status

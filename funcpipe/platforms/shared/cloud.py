@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Set
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, ClassVar, Self
 
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from funcpipe.core import Invocation, Plan, PlatformSpec, ServerFunctionSpec, Stage, WorkerSpec, to_text
+from funcpipe.core.cached import cached_property
 from funcpipe.core.logs import RawLine
 from funcpipe.errors import DeadlineExceeded, PlatformBusy, PlatformRefused
 from funcpipe.platforms.base import Handle, State, Status
