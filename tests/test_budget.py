@@ -28,7 +28,7 @@ ROOMS = {
     "cli": Size(1943, 12, 97),
     "client": Size(4221, 47, 167),
     "comm": Size(1055, 21, 44),
-    "core": Size(2904, 123, 200),
+    "core": Size(2978, 123, 202),
     "data": Size(524, 17, 18),
     "examples": Size(24, 0, 4),
     "loggers": Size(323, 5, 7),

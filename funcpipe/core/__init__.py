@@ -47,6 +47,7 @@ from funcpipe.core.profile import (
     TiedParameter,
 )
 from funcpipe.core.provision import CostItem, JobSpec, Provision, ProvisionTable, Refusal, Rented
+from funcpipe.core.rounds import AUTO, END, ends_round, round_of
 from funcpipe.core.routes import ActivationRoute, GradientRoute, Routes, TieRoute, find_routes, stages_of_layers
 from funcpipe.core.run import (
     WATCH_PREFIX,
@@ -95,7 +96,9 @@ from funcpipe.core.trace import (
 from funcpipe.core.validation import Monitor, Validation, ValidationReport
 
 __all__ = [
+    "AUTO",
     "DEFAULT_STORES",
+    "END",
     "LIST_KEYS",
     "MB",
     "NO_PINS",
@@ -202,11 +205,13 @@ __all__ = [
     "WorkerId",
     "WorkerReport",
     "WorkerSpec",
+    "ends_round",
     "find_routes",
     "from_text",
     "prices_of",
     "read",
     "read_trace",
+    "round_of",
     "stage_of",
     "stages_of_layers",
     "store_bills",

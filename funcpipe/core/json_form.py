@@ -1,8 +1,9 @@
 """Frozen dataclasses to JSON and back, with errors that name the file and the field.
 
-The JSON form follows from the dataclass: field names are keys, tuples are arrays, enums are their values. JSON has no
-NaN and no infinities: such a float, as the loss of a model that diverges, becomes its name, a string. A class that can
-be a whole document names its format and version in `FORMAT`.
+The JSON form follows from the dataclass: field names are keys, tuples are arrays, enums are their values; a field
+marked `IF_CHANGED` is left out while it has its default. JSON has no NaN and no infinities: such a float, as the loss
+of a model that diverges, becomes its name, a string. A class that can be a whole document names its format and version
+in `FORMAT`.
 """
 
 import dataclasses
@@ -14,7 +15,7 @@ import sys
 import types
 import typing
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -29,6 +30,9 @@ class Document(Protocol):
 
 
 D = TypeVar("D", bound=Document)
+
+IF_CHANGED: Mapping[str, bool] = {"written only if changed": True}
+"""The metadata of a field that is only written if it differs from its default, so that older versions read the rest."""
 
 OBSERVED = "observed_here"
 """What a command prints with `--json` beside the fields of a prediction: what earlier runs took here."""
@@ -73,7 +77,7 @@ def to_plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: to_plain(getattr(value, name)) for name in _field_names(type(value))}
+        return {name: to_plain(item) for name, item in _written(value)}
     if isinstance(value, tuple | list):
         return [to_plain(item) for item in value]
     if isinstance(value, Mapping):
@@ -108,9 +112,23 @@ def from_plain(kind: Any, data: Any, *, source: str, field: str = "") -> Any:
     return _expect(kind, data, source, field)
 
 
+def _written(value: object) -> Iterator[tuple[str, Any]]:
+    """Yield the fields of a dataclass that are written, with their values."""
+    for name, default in _field_defaults(type(value)):
+        item = getattr(value, name)
+        if item != default:
+            yield name, item
+
+
 @functools.cache
-def _field_names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+def _field_defaults(kind: type) -> tuple[tuple[str, Any], ...]:
+    """Return the fields, with the value at which each is left out: its default, or one that equals nothing."""
+    return tuple(
+        (field.name, field.default if field.metadata == IF_CHANGED else _ALWAYS) for field in dataclasses.fields(kind)
+    )
+
+
+_ALWAYS = object()
 
 
 @functools.cache
@@ -143,8 +161,13 @@ def _from_union(kind: Any, data: Any, source: str, field: str) -> Any:
     choices = typing.get_args(kind)
     if data is None and type(None) in choices:
         return None
-    (inner,) = [choice for choice in choices if choice is not type(None)]
-    return from_plain(inner, data, source=source, field=field)
+    kinds = [choice for choice in choices if choice is not type(None)]
+    if len(kinds) == 1:
+        return from_plain(kinds[0], data, source=source, field=field)
+    if type(data) not in kinds:
+        known = " or ".join(_NAMES[kind] for kind in kinds)
+        raise FormatError(f"{source}: field {field!r} must be {known}, got {_shape(data)}")
+    return data
 
 
 def _from_choice(kind: type[Enum], data: Any, source: str, field: str) -> Enum:

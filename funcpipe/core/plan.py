@@ -18,8 +18,10 @@ from funcpipe.core.choices import (
     Wire,
 )
 from funcpipe.core.estimate import Estimate, Optimality, SolverReport
+from funcpipe.core.json_form import IF_CHANGED
 from funcpipe.core.platform import PlatformSpec
 from funcpipe.core.profile import ModelProfile
+from funcpipe.core.rounds import AUTO, END
 from funcpipe.core.stores import DEFAULT_STORES, Stores
 from funcpipe.core.texts import Described
 from funcpipe.errors import InvalidValue
@@ -74,7 +76,13 @@ class PlanBase:
     `joint_loss`, the loss is computed once for the whole global batch, as with `coupled="cache"`: all its forwards come
     first, under GPipe's schedule, and each replica of the last stage computes the loss from outputs that replicas
     exchange. `stores` may be given as `Stores.of` takes it.
+
+    With `sync_every` other than 1, replicas train alone and meet after so many steps, or with "end" in the end alone
+    (`core.rounds`). In a meeting they go `outer_lr` of the way to their mean, with the Nesterov momentum
+    `outer_momentum`.
     """
+
+    SYNC_WORDS: ClassVar[tuple[str, ...]] = (END,)
 
     global_batch: int
     optimizer: OptimizerKind = OptimizerKind.SGD
@@ -85,6 +93,9 @@ class PlanBase:
     averaged: bool = False
     joint_loss: bool = False
     stores: Stores = DEFAULT_STORES
+    sync_every: int | str = field(default=1, metadata=IF_CHANGED)
+    outer_lr: float = field(default=1.0, metadata=IF_CHANGED)
+    outer_momentum: float = field(default=0.0, metadata=IF_CHANGED)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stores", Stores.of(self.stores))
@@ -95,6 +106,12 @@ class PlanBase:
         if self.wire_sync not in SYNC_WIRES:
             known = ", ".join(wire.value for wire in SYNC_WIRES)
             raise InvalidValue("wire_sync", self.wire_sync.value, f"must be one of {known}")
+        _check_local_steps(self)
+
+    @property
+    def trains_locally(self) -> bool:
+        """True if replicas train alone between meetings, if there are several."""
+        return self.sync_every != 1
 
     @property
     def base_fields(self) -> dict[str, Any]:
@@ -115,10 +132,12 @@ class TrainingSpec(PlanBase):
     at most one of the two is given. `replicas` restricts the degrees of data parallelism; None admits all that divide
     the batch. Where `schedule` or `sync` is None, the best is chosen. With `numerics` bf16 or int8, what would travel
     in 32 bits may travel in fewer, where that is better. `stores` says which of the platform's stores plans may use; by
-    default they use its default store alone.
+    default they use its default store alone. With `sync_every` "auto", the best number of at most `sync_every_at_most`
+    is chosen.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.training/1"
+    SYNC_WORDS: ClassVar[tuple[str, ...]] = (END, AUTO)
 
     numerics: Numerics = Numerics.EXACT
     recompute: Recompute = Recompute.AUTO
@@ -128,9 +147,14 @@ class TrainingSpec(PlanBase):
     time_value: float = 0.0
     deadline_s: float | None = None
     budget_usd: float | None = None
+    sync_every_at_most: int | None = field(default=None, metadata=IF_CHANGED)
 
     def __post_init__(self) -> None:
         PlanBase.__post_init__(self)
+        checks.all_whole(self, 1, "sync_every_at_most")
+        if (self.sync_every == AUTO) is (self.sync_every_at_most is None):
+            rule = f"must be given with sync_every={AUTO!r}, and with that alone"
+            raise InvalidValue("sync_every_at_most", self.sync_every_at_most, rule)
         checks.choose(self, "numerics", Numerics)
         checks.choose(self, "recompute", Recompute)
         checks.choose(self, "schedule", ScheduleKind, optional=True)
@@ -246,6 +270,11 @@ class Plan(Described, PlanBase):
         return next(iter(ways)) if len(ways) == 1 else ", ".join(f"{i}: {way}" for i, way in enumerate(self.ways))
 
     @property
+    def trains_locally(self) -> bool:
+        """True if there are replicas that train alone between meetings."""
+        return self.replicas > 1 and self.sync_every != 1
+
+    @property
     def loss_of(self) -> str:
         """The samples whose loss is computed at a time, in words."""
         return "whole global batches" if self.joint_loss else "micro-batches"
@@ -296,6 +325,34 @@ def _check_joint(schedule: ScheduleKind | None) -> None:
     """Raise InvalidValue unless all forwards come before the first backward, which waits for the loss of the batch."""
     if schedule not in (None, ScheduleKind.GPIPE):
         raise InvalidValue("schedule", schedule.value, "must be gpipe with joint_loss, as with coupled='cache'")
+
+
+def _check_local_steps(base: PlanBase) -> None:
+    """Raise InvalidValue unless replicas may train alone as `base` says, and meet."""
+    if isinstance(base.sync_every, str):
+        if base.sync_every not in base.SYNC_WORDS:
+            known = ", ".join(base.SYNC_WORDS)
+            raise InvalidValue(
+                "sync_every", base.sync_every, f"must be a whole number of at least 1, or one of {known}"
+            )
+    else:
+        checks.whole("sync_every", base.sync_every, 1)
+    checks.positive("outer_lr", base.outer_lr)
+    checks.at_least("outer_momentum", base.outer_momentum, 0)
+    if base.sync_every == 1:
+        for name, usual in (("outer_lr", 1), ("outer_momentum", 0)):
+            if getattr(base, name) != usual:
+                raise InvalidValue(name, getattr(base, name), f"must be {usual} with sync_every=1: no replica is alone")
+        return
+    if base.joint_loss:
+        raise InvalidValue("sync_every", base.sync_every, "must be 1 with a loss of whole global batches")
+    if base.averaged:
+        raise InvalidValue("sync_every", base.sync_every, "must be 1 with an average of the parameters after each step")
+    if base.gradient_wire is Wire.FP16:
+        raise InvalidValue("wire_back", base.gradient_wire.value, "must be fp32, bf16 or int8 with local steps")
+    if base.shard_optimizer and base.wire_sync is not Wire.FP32:
+        rule = "must be fp32 with local steps and shard_optimizer: replicas then send parameters, not differences"
+        raise InvalidValue("wire_sync", base.wire_sync.value, rule)
 
 
 def _check_unscaled(gradient_wire: Wire, precision: Precision = Precision.FP32) -> None:

@@ -22,7 +22,7 @@ from funcpipe.core import (
     to_text,
 )
 from funcpipe.core.settings import RunKeywords, RunSettings, settings_with
-from funcpipe.errors import InvalidValue
+from funcpipe.errors import FormatError, InvalidValue
 from tests.e2e.small import plan
 
 
@@ -80,6 +80,51 @@ def test_gradients_are_not_summed_in_a_format_that_loses_small_ones() -> None:
         TrainingSpec(global_batch=8, wire_sync=Wire.FP16)
     with pytest.raises(InvalidValue, match="wire_sync must be one of fp32, bf16, int8, got 'fp16'"):
         replace(plan(), wire_sync=Wire.FP16)
+
+
+@pytest.mark.parametrize(
+    ("given", "rule"),
+    [
+        ({"sync_every": 0}, "sync_every must be a whole number of at least 1, got 0"),
+        ({"sync_every": "never"}, "sync_every must be a whole number of at least 1, or one of end, auto, got 'never'"),
+        ({"sync_every": "auto"}, "sync_every_at_most must be given with sync_every='auto', and with that alone"),
+        ({"sync_every": 4, "sync_every_at_most": 8}, "sync_every_at_most must be given with sync_every='auto'"),
+        ({"outer_lr": 0.7}, "outer_lr must be 1 with sync_every=1"),
+        ({"outer_momentum": 0.9}, "outer_momentum must be 0 with sync_every=1"),
+        ({"sync_every": 4, "outer_lr": 0.0}, "outer_lr must be above 0"),
+        ({"sync_every": 4, "outer_momentum": -0.1}, "outer_momentum must be at least 0"),
+        ({"sync_every": "end", "joint_loss": True}, "sync_every must be 1 with a loss of whole global batches"),
+        ({"sync_every": 4, "averaged": True}, "sync_every must be 1 with an average"),
+        ({"sync_every": 4, "wire": "fp16"}, "wire_back must be fp32, bf16 or int8 with local steps"),
+        ({"sync_every": 4, "shard_optimizer": True, "wire_sync": "bf16"}, "wire_sync must be fp32 with local steps"),
+    ],
+)
+def test_replicas_that_train_alone_are_told_how_they_may(given: dict[str, Any], rule: str) -> None:
+    with pytest.raises(InvalidValue, match=rule):
+        TrainingSpec(global_batch=8, **given)
+
+
+def test_only_several_replicas_of_a_plan_train_alone() -> None:
+    both = replace(plan(), sync_every=4, replicas=2)
+    assert both.trains_locally
+    assert TrainingSpec(global_batch=8, sync_every="end").trains_locally
+    for other in (replace(both, replicas=1), plan(), TrainingSpec(global_batch=8)):
+        assert not other.trains_locally
+    with pytest.raises(
+        InvalidValue, match="sync_every must be a whole number of at least 1, or one of end, got 'auto'"
+    ):
+        replace(both, sync_every="auto")
+
+
+def test_documents_without_local_steps_are_those_of_older_versions() -> None:
+    wanted = TrainingSpec(global_batch=8)
+    made = replace(plan(), made_for=wanted)
+    assert "sync_every" not in to_text(made)
+    assert "outer" not in to_text(made)
+    local = replace(made, replicas=2, sync_every="end", outer_lr=0.7, made_for=replace(wanted, sync_every=8))
+    assert from_text(type(made), to_text(local), source="plan.json") == local
+    with pytest.raises(FormatError, match=r"field 'sync_every' must be an integer or a string, got 1\.5"):
+        from_text(type(made), to_text(local).replace('"end"', "1.5"), source="plan.json")
 
 
 def test_plans_older_than_16_bit_sums_are_read() -> None:

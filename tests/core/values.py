@@ -1,5 +1,7 @@
 """Values of every kind, drawn at random."""
 
+from typing import Any
+
 from hypothesis import strategies as st
 
 from funcpipe.core import (
@@ -194,6 +196,18 @@ wires = st.sampled_from(
 """Formats of messages and of sums that go together."""
 
 
+def local_steps(
+    draw: st.DrawFn, *, wire: Wire, wire_sync: Wire, sharded: bool, words: tuple[str, ...]
+) -> dict[str, Any]:
+    """Draw how often replicas meet, and how: every step, where they may not train alone."""
+    every = draw(st.just(1) | st.integers(1, 1000) | st.sampled_from(words))
+    if every == 1 or wire is Wire.FP16 or (sharded and wire_sync is not Wire.FP32):
+        return {}
+    lr, momentum = st.floats(1e-6, 10), st.floats(0, 2)
+    at_most = {"sync_every_at_most": draw(st.integers(1, 64))} if every == "auto" else {}
+    return {"sync_every": every, "outer_lr": draw(lr), "outer_momentum": draw(momentum), **at_most}
+
+
 requests = st.builds(PlanRequest, profile=profiles(), spec=platforms())
 
 
@@ -215,7 +229,7 @@ def plans(draw: st.DrawFn) -> Plan:
         )
         for first, stop in zip([0, *cuts], cuts, strict=False)
     )
-    divisible = sync.shares_sums and wire is not Wire.FP16
+    sharded = sync.shares_sums and wire is not Wire.FP16 and draw(st.booleans())
     return Plan(
         global_batch=micro_batch * replicas * draw(st.integers(1, 8)),
         micro_batch=micro_batch,
@@ -224,29 +238,34 @@ def plans(draw: st.DrawFn) -> Plan:
         sync=sync,
         wire=wire,
         wire_sync=wire_sync,
-        shard_optimizer=divisible and draw(st.booleans()),
+        shard_optimizer=sharded,
         stages=stages,
         optimizer=draw(st.sampled_from(OptimizerKind)),
         estimate=draw(st.none() | estimates),
         solver=draw(st.none() | solver_reports),
         stores=draw(stores),
         request=draw(st.none() | requests),
+        **local_steps(draw, wire=wire, wire_sync=wire_sync, sharded=sharded, words=("end",)),
     )
 
 
-training_specs = wires.flatmap(
-    lambda chosen: st.builds(
-        TrainingSpec,
-        global_batch=st.integers(1, 4096),
-        optimizer=st.sampled_from(OptimizerKind),
-        wire=st.just(chosen[0]),
-        wire_sync=st.just(chosen[1]),
-        numerics=st.sampled_from(Numerics),
-        recompute=st.sampled_from(Recompute),
-        schedule=st.none() | st.sampled_from(ScheduleKind),
-        replicas=st.none() | st.lists(st.integers(1, 64), max_size=4).map(tuple),
-        time_value=seconds,
-        stores=stores,
-        deadline_s=st.none() | st.floats(1e-6, 1e6),
+@st.composite
+def _training_specs(draw: st.DrawFn) -> TrainingSpec:
+    wire, wire_sync = draw(wires)
+    return TrainingSpec(
+        global_batch=draw(st.integers(1, 4096)),
+        optimizer=draw(st.sampled_from(OptimizerKind)),
+        wire=wire,
+        wire_sync=wire_sync,
+        numerics=draw(st.sampled_from(Numerics)),
+        recompute=draw(st.sampled_from(Recompute)),
+        schedule=draw(st.none() | st.sampled_from(ScheduleKind)),
+        replicas=draw(st.none() | st.lists(st.integers(1, 64), max_size=4).map(tuple)),
+        time_value=draw(seconds),
+        stores=draw(stores),
+        deadline_s=draw(st.none() | st.floats(1e-6, 1e6)),
+        **local_steps(draw, wire=wire, wire_sync=wire_sync, sharded=False, words=("end", "auto")),
     )
-)
+
+
+training_specs = _training_specs()
