@@ -114,7 +114,8 @@ def from_plain(kind: Any, data: Any, *, source: str, field: str = "") -> Any:
 
 def _written(value: object) -> Iterator[tuple[str, Any]]:
     """Yield the fields of a dataclass that are written, with their values."""
-    for name, default in _field_defaults(type(value)):
+    kind: type = type(value)
+    for name, default in _field_defaults(kind):
         item = getattr(value, name)
         if item != default:
             yield name, item
