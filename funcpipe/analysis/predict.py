@@ -183,7 +183,7 @@ def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
             case Kind.GET_GRADIENT, int(peer), None:
                 return plan.gradient_wire.ratio * gradients[peer, task.stage]
             case Kind.PUT_TIED | Kind.GET_TIED | Kind.PUT_TIED_SUM | Kind.GET_TIED_SUM, _, int(part):
-                return routes.ties[part].payload_bytes
+                return routes.ties[part % len(routes.ties)].payload_bytes
             case Kind.PUT_OUTPUTS | Kind.GET_OUTPUTS, _, None:
                 return plan.micro_batches // plan.replicas * profile.joint_bytes
             case Kind.PUT_NORM | Kind.GET_NORM, _, None:

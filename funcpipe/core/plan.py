@@ -275,6 +275,11 @@ class Plan(Described, PlanBase):
         return self.replicas > 1 and self.sync_every != 1
 
     @property
+    def sums_gradients(self) -> bool:
+        """True if there are replicas that sum their gradients in every step."""
+        return self.replicas > 1 and not self.trains_locally
+
+    @property
     def loss_of(self) -> str:
         """The samples whose loss is computed at a time, in words."""
         return "whole global batches" if self.joint_loss else "micro-batches"

@@ -2,6 +2,11 @@
 
 The graph says what waits for what, and in which order each lane takes its tasks (`tasks.Order`); nothing else. Tasks
 overlap wherever no dependency forbids it. `forward_graph` is the graph of a batch that is only evaluated.
+
+Where replicas train alone, they sum nothing in a step, and each updates by itself. In the step in which they meet, what
+they sum comes after that update:
+
+    backward ... norm | local-update | flatten ... get-merged | update
 """
 
 from collections import defaultdict
@@ -51,7 +56,8 @@ class StepShape:
     With `norms`, all stages exchange the norms of their gradients before they update. `streams` says how to cut the
     synchronisation; None means the usual cut. Where `ways` are given, they are those of the stages. `loading` says what
     is loaded; None means nothing. With `joint_loss`, which takes GPipe's schedule, the last stage computes the loss of
-    all micro-batches at once, before their backwards.
+    all micro-batches at once, before their backwards. Where replicas train `alone`, they sum what training has changed
+    if they meet after this step, and nothing otherwise.
     """
 
     stages: int
@@ -65,6 +71,13 @@ class StepShape:
     loading: Loading | None = None
     ways: tuple[SyncWay, ...] = ()
     joint_loss: bool = False
+    alone: bool = False
+    meets: bool = True
+
+    @property
+    def sums_gradients(self) -> bool:
+        """True if the replicas sum gradients, which all of them update with."""
+        return self.replicas > 1 and not self.alone
 
     def pattern_of(self, stage: int) -> Pattern:
         """Return the pattern by which the replicas of a stage sum their gradients."""
@@ -81,9 +94,9 @@ def build_graph(shape: StepShape) -> Graph:
     puts: dict[Task, int] = {}
     for stage in range(shape.stages):
         for replica in range(shape.replicas):
-            first, place = len(tasks), {}
+            first, place = len(tasks), dict[Task, int]()
             asked = _Asked()
-            for task, local in _worker_tasks(shape, links[stage], stage, replica):
+            for task, local in _tasks_of(shape, links[stage], stage, replica):
                 place[task] = position = len(tasks)
                 if task.kind in GETS:
                     gets.append(position)
@@ -124,8 +137,23 @@ class _Asked:
         return local
 
 
+def _tasks_of(shape: StepShape, links: Links, stage: int, replica: int) -> Tasks:
+    """Yield everything that one worker does before its last update."""
+    if not (shape.alone and shape.meets and shape.replicas > 1):
+        yield from _worker_tasks(shape, links, stage, replica)
+        return
+    last: dict[Task, None] = {}
+    for task, needs in _worker_tasks(shape, links, stage, replica):
+        if task.kind is not Kind.LOAD:
+            last[task] = None
+        for need in needs:
+            last.pop(need, None)
+        yield task, needs
+    yield from _meet(shape, stage, replica, tuple(last))
+
+
 def _worker_tasks(shape: StepShape, links: Links, stage: int, replica: int) -> Tasks:
-    """Yield everything that one worker does before its update."""
+    """Yield everything that one worker does for the step's gradients."""
     mine = range(replica, shape.micro_batches, shape.replicas)
     gradients: tuple[Task, ...] = ()
     buckets, partners = _buckets(shape, links, stage), _partners(shape, stage, replica)
@@ -145,13 +173,29 @@ def _worker_tasks(shape: StepShape, links: Links, stage: int, replica: int) -> T
     for task, needs in _add_tied(shape, stage, replica, gradients):
         gradients = (task,) if task.kind is Kind.ADD_TIED else gradients
         yield task, needs
-    if shape.replicas > 1:
+    if shape.sums_gradients:
         for task, needs in _synchronise(shape, stage, replica, gradients, pipeline.last_buckets()):
             gradients = (*gradients, task)
             yield task, needs
     yield from _share_tied(shape, stage, replica, gradients)
     if shape.norms:
         yield from _share_norms(shape, stage, replica, gradients)
+
+
+def _meet(shape: StepShape, stage: int, replica: int, before: Sequence[Task]) -> Tasks:
+    """Update alone once all `before` has ended → sum what training has changed since the replicas met last.
+
+    The first holder of tied parameters sums them for the other holders too.
+    """
+    updated = Task(Kind.LOCAL_UPDATE, stage, replica)
+    yield updated, tuple(before)
+    summed: tuple[Task, ...] = ()
+    for task, needs in _synchronise(shape, stage, replica, (updated,), ()):
+        summed = (*summed, task)
+        yield task, needs
+    for task, needs in _share_tied(shape, stage, replica, summed):
+        assert task.part is not None, "routes of tied parameters are numbered"
+        yield task._replace(part=len(shape.routes.ties) + task.part), needs or (summed[0],)
 
 
 def _partners(shape: StepShape, stage: int, replica: int) -> tuple[int, ...] | None:
@@ -167,7 +211,7 @@ def _buckets(shape: StepShape, links: Links, stage: int) -> int:
     None where it has gradients of activations to send: those of other stages wait for them, and would wait for the
     parts as well, at one stage after the other. None either where gradients of tied parameters are still to be added.
     """
-    if shape.replicas == 1 or links.gradient_writes or _adds_tied(shape, stage):
+    if not shape.sums_gradients or links.gradient_writes or _adds_tied(shape, stage):
         return 0
     return shape.pattern_of(stage).streams.rounds - 1
 

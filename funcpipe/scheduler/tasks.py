@@ -31,6 +31,7 @@ class Kind(Enum):
     GET_TIED = "get-tied"
     ADD_TIED = "add-tied"
     PUT_TIED = "put-tied"
+    LOCAL_UPDATE = "local-update"
     FLATTEN = "flatten"
     PUT_SPLIT = "put-split"
     GET_SPLIT = "get-split"

@@ -19,7 +19,7 @@ this, but for that: its statistics stay in their buffers (`CarriedValues`).
 
 import contextlib
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -112,6 +112,9 @@ class RunningStatistics:
 
     In each step call `begin_step`, then `after_forward` after each forward, then `contributions`, sum these over the
     stage's replicas, and call `finish_step` with the sum. In between, the buffers hold no meaningful values.
+
+    Replicas that train alone call `keep_step` after each step, with which the buffers go back to what they were before
+    it. Then the next step `goes_on`: contributions are those of all steps since `finish_step`.
     """
 
     def __init__(self, stage: StageModule, statistics: Sequence[Statistic]) -> None:
@@ -121,12 +124,12 @@ class RunningStatistics:
         if self._averages:
             stage.register_forward_pre_hook(_weak_hook(weakref.WeakMethod(self._clear)), prepend=True)
 
-    def begin_step(self, micro_batches: int) -> None:
+    def begin_step(self, micro_batches: int, *, goes_on: bool = False) -> None:
         """Start a step of `micro_batches` micro-batches on all replicas together."""
         self._micro_batches = micro_batches
         self._counted = set()
         for average in self._averages:
-            average.begin_step()
+            average.begin_step(micro_batches if goes_on else None)
 
     def after_forward(self, micro_batch: int) -> None:
         """Add what the forward of `micro_batch`, numbered over all replicas, left in the buffers.
@@ -151,7 +154,22 @@ class RunningStatistics:
     def undo_step(self) -> None:
         """Set the buffers to what they were before the step."""
         for average in self._averages:
+            average.sum = average.sum_before
             average.write(average.old, average.old_count)
+
+    def keep_step(self) -> None:
+        """Keep the contributions, and set the buffers to what they were before the step."""
+        for average in self._averages:
+            average.write(average.old, average.old_count)
+
+    def kept(self) -> dict[str, Tensor]:
+        """Return the contributions of the steps since `finish_step` by the names of the first buffers they are for."""
+        return {average.statistic.names[0]: average.sum for average in self._averages}
+
+    def restore(self, kept: Mapping[str, Tensor]) -> None:
+        """Go back to what `kept` returned, between two steps."""
+        for average in self._averages:
+            average.sum = kept[average.statistic.names[0]].clone()
 
     def _clear(self) -> None:
         for average in self._averages:
@@ -181,10 +199,22 @@ class _Average:
         self.count: Tensor | None = None if statistic.count is None else attribute(stage, statistic.count)
         self.begin_step()
 
-    def begin_step(self) -> None:
+    def begin_step(self, micro_batches: int | None = None) -> None:
+        """Start a step: with nothing summed, or else with the sum of steps before, behind which come `micro_batches`
+        forwards.
+        """
         self.old = torch.cat([buffer.reshape(-1) for buffer in self.buffers])
         self.old_count = 0 if self.count is None else int(self.count)
-        self.sum = torch.zeros(self.old.numel() + 1, dtype=self.old.dtype)
+        if micro_batches is None:
+            self.sum = torch.zeros(self.old.numel() + 1, dtype=self.old.dtype)
+        self.sum_before, self.sum = self.sum, self.sum.clone()
+        if micro_batches and self.statistic.momentum is not None:
+            self.sum[:-1].mul_((1.0 - self.statistic.momentum) ** (self._calls * micro_batches))
+
+    @property
+    def _calls(self) -> int:
+        """The calls of the norm that one process makes for a micro-batch, in its forward and its backward."""
+        return self.statistic.calls * (2 if self.statistic.again else 1)
 
     def clear(self) -> None:
         """Zero the buffers unseen by autograd, which saves them for the backward but reads them in eval mode only."""
@@ -194,16 +224,15 @@ class _Average:
 
     def accumulate(self, micro_batch: int, later: int) -> None:
         """Add what the forward of `micro_batch` left in the cleared buffers; `later` ones of the step follow it."""
-        calls, momentum = self.statistic.calls, self.statistic.momentum
+        calls, momentum = self._calls, self.statistic.momentum
         found = torch.cat([buffer.reshape(-1) for buffer in self.buffers])
         if not calls:
             self._check(same(self.old, found), micro_batch)
             return
-        self._check(self.count is None or int(self.count) == calls, micro_batch)
+        self._check(self.count is None or int(self.count) == self.statistic.calls, micro_batch)
         factor = 1.0
         if self.statistic.again:
-            factor += 1.0 if momentum is None else (1.0 - momentum) ** calls
-            calls *= 2
+            factor += 1.0 if momentum is None else (1.0 - momentum) ** self.statistic.calls
         weight = float(self.statistic.calls) if momentum is None else (1.0 - momentum) ** (calls * later)
         self.sum[:-1].add_(found, alpha=weight * factor)
         self.sum[-1] += calls

@@ -3,6 +3,8 @@
 The passes add up gradients; `flat` sums them over replicas, `tied` over stages that share parameters; hooks of
 parameters run on the sums; `norm` is that of the whole model; the optimiser and the running statistics take their step
 with the sums. Every order of tasks that the graph of the step allows gives the same bits.
+
+A replica that trains alone computes as a single one does, and `local` is what it keeps until it meets the others.
 """
 
 import math
@@ -19,7 +21,8 @@ from funcpipe.model.split import StageModule
 from funcpipe.training.averaging import TeacherUpdate, WeightAverage
 from funcpipe.training.batches import Step
 from funcpipe.training.carried import RunningStatistics
-from funcpipe.training.gradients import FlatGradient, TiedParameters
+from funcpipe.training.gradients import FlatGradient, FlatVector, Layout, TiedParameters
+from funcpipe.training.local_steps import LocalSteps, Meetings
 from funcpipe.training.norms import Finiteness, GradientNorm, sum_of_squares
 from funcpipe.training.optimizers import ParameterShape
 from funcpipe.training.output_cache import BatchLayout, OutputCache
@@ -35,6 +38,8 @@ class Computation:
     """The parts of one replica's computation, and what they do together."""
 
     _average: WeightAverage | None = None
+    _flat: FlatGradient | None = None
+    local: LocalSteps | None = None
     _steps_done = 0
     _changes = False
 
@@ -56,13 +61,15 @@ class Computation:
         summed_as: Pattern | None = None,
         hooks: NamedHooks = NO_HOOKS,
         layout: BatchLayout | None = None,
+        meetings: Meetings | None = None,
     ) -> None:
         """Stage `stage_number` of the model, which sums the gradients of its parameters in `ties` with other stages.
 
         With `norm`, the step depends on the norm of all stages' gradients. With `shards`, the optimiser is divided over
         the replicas as that pattern cuts the gradient. `whole` are the trainable parameters of the model, which the
         optimiser's factory sees in every stage. Gradients are summed in the format `wire_sync`, in 8 bits as the
-        pattern `summed_as` says. `layout` says how outputs lie side by side, for a loss of the whole batch.
+        pattern `summed_as` says. `layout` says how outputs lie side by side, for a loss of the whole batch. Where
+        `meetings` are given, replicas train alone in between.
         """
         self._stage_number = stage_number
         self._replica = replica
@@ -84,39 +91,55 @@ class Computation:
             finiteness=self._finiteness,
             statistics=[item for item in stage.statistics if item not in summed],
             cache=OutputCache(recipe.cast_loss, layout, seed=seed) if caches else None,
+            alone=meetings is not None,
         )
         self.tied = TiedParameters(stage, ties, stage_number)
         self._summed_here = [p for p in self.parameters if p.requires_grad and not self.tied.is_borrowed(p)]
-        self._flat = FlatGradient(self._summed_here, self._extras(), wire_sync) if replicas > 1 else None
+        self._residuals = self._prepare_sums(meetings, trained, wire_sync, summed_as)
         self._hooks = ParameterHooks(hooks, trainable_parameters(stage, {shape.name for shape in whole}), seed=seed)
         self._optimizer = StageOptimizer(stage, recipe, whole, seed=seed)
         self._teachers = TeacherUpdate(recipe.teachers, stage)
         if recipe.average is not None:
             self._average = WeightAverage(recipe.average, stage, self._teachers.parameters)
-        self._residuals = self._residuals_of(summed_as, cut_unit(wire_sync))
         if shards is not None:
             self._optimizer.divide(self.flat.layout, shards, replica, cut_unit(wire_sync))
 
-    def _residuals_of(self, summed_as: Pattern | None, unit: int) -> Residuals | None:
-        """Return the rounding errors of sums in 8 bits, which are cut at multiples of `unit`; None of other sums."""
-        if unit == 1 or self._flat is None or self._flat.layout.dtype is not torch.float32:
+    def _prepare_sums(
+        self,
+        meetings: Meetings | None,
+        trained: Mapping[str, nn.Parameter],
+        wire: Wire,
+        summed_as: Pattern | None,
+    ) -> Residuals | None:
+        """Make what replicas sum, if there are several; return the rounding errors of sums in 8 bits, else None."""
+        layout: Layout | None = None
+        if meetings is not None:
+            self.local = LocalSteps(meetings, trained, self._summed_here, self._extras())
+            layout = self.local.layout
+        elif self._replicas > 1:
+            self._flat = FlatGradient(self._summed_here, self._extras(), wire)
+            layout = self._flat.layout
+        if cut_unit(wire) == 1 or layout is None or layout.dtype is not torch.float32:
             return None
         assert summed_as is not None, "the pattern says what this replica sums"
-        return Residuals(self._flat.layout, summed_as, self._replica)
+        return Residuals(layout, summed_as, self._replica)
 
     def begin_step(self, step: Step, take: Callable[[int], Batch], own: Iterable[int] | None = None) -> None:
         """Start a step; `take` gives what was loaded of a micro-batch, where the stage needs data.
 
         `own` are the micro-batches that this replica computes, by default every one whose turn it is among replicas.
         """
-        self._step, self._changes = step, self._residuals is not None
+        self._step, self._changes = step, self._residuals is not None and self.local is None
+        in_round = self.local is not None and self.local.is_in_round
         if own is None:
             own = range(self._replica, len(step.micro_batches), self._replicas)
         self.passes.begin_step(step, own, take)
-        self._statistics.begin_step(len(step.micro_batches))
+        self._statistics.begin_step(len(step.micro_batches), goes_on=in_round)
         self._hooks.begin_step(step.number)
         if self._flat is not None:
             self._flat.begin_step()
+        if self.local is not None:
+            self.local.begin_step()
 
     def forward(self, micro_batch: int) -> None:
         """Compute what later stages need of `micro_batch` and, in the last stage, its loss."""
@@ -140,14 +163,27 @@ class Computation:
         self.passes.backward(micro_batch, loss_factor=self.norm.loss_factor)
 
     def flatten(self) -> None:
-        """Complete the vector of the step's gradients and of what else the replicas sum."""
-        self.flat.complete(self._extras())
+        """Complete the vector of what the replicas sum."""
+        if self.local is None:
+            self.flat.complete(self._extras())
+        else:
+            self.local.measure(self._extras())
 
     @property
     def flat(self) -> FlatGradient:
-        """The vector of the step's gradients, which the replicas sum; there is none with a single replica."""
+        """The vector of the step's gradients, which the replicas sum; there is none with a replica that is alone."""
         assert self._flat is not None, "a single replica sums nothing"
         return self._flat
+
+    @property
+    def vector(self) -> FlatVector:
+        """The vector that the replicas sum: of the step's gradients, or of what has changed since they met last."""
+        return self.flat if self.local is None else self.local.changes
+
+    @property
+    def shared_parameters(self) -> tuple[Tensor, ...]:
+        """The parameters that are the same in all replicas of the stage."""
+        return self.parameters if self.local is None else self.local.shared
 
     @property
     def is_sharded(self) -> bool:
@@ -162,7 +198,12 @@ class Computation:
     @property
     def saves_part(self) -> bool:
         """True if each replica has something to save that others do not have."""
-        return self.is_sharded or self._residuals is not None
+        return self.has_own_optimizer or self._residuals is not None
+
+    @property
+    def has_own_optimizer(self) -> bool:
+        """True if each replica's optimiser has a state of its own."""
+        return self.is_sharded or self.local is not None
 
     @property
     def learning_rate(self) -> float | None:
@@ -183,6 +224,11 @@ class Computation:
         sums = {name: self._flat.summed(self.tied.parameter(name)) for name in names}
         return {name: gradient for name, gradient in sums.items() if gradient is not None}
 
+    def tied_changes(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return what training has changed tied parameters by since the replicas met last, which this stage sums."""
+        assert self.local is not None, "replicas that sum gradients sum no changes"
+        return {name: self.local.summed(self.tied.parameter(name)) for name in names}
+
     def measure_norm(self) -> None:
         """Record the squares of the gradients that this stage sums; tied ones count in one stage only."""
         if self._flat is not None and not self._hooks:
@@ -200,12 +246,32 @@ class Computation:
         return self._hooks.gradient(parameter, summed, loss_factor=self.norm.loss_factor)
 
     def update(self) -> None:
-        """Take the step of the optimiser and of the running statistics, with the sums over the whole global batch.
+        """Take the step of the optimiser and of the running statistics, with the sums over the whole global batch; or
+        go on from where replicas have met.
 
         Raises NotFinite if these are not finite, and that is to end the run.
         """
         self._changes = True
-        statistics = self._unpack()
+        if self.local is None:
+            self._take_step(self._unpack())
+        elif not self.local.meetings.is_after(self._step.number):
+            self._take_step(None)
+        else:
+            borrowed = {id(self.tied.parameter(name)): changes for name, changes in self.tied.take_sums().items()}
+            self._statistics.finish_step(list(self.local.meet(lambda parameter: borrowed[id(parameter)])))
+        self._steps_done = self._step.number + 1
+
+    def local_update(self) -> None:
+        """Take the step of the optimiser with this replica's own gradients, before it meets the others. Raises as
+        `update` does.
+        """
+        self._changes = True
+        self._take_step(None)
+
+    def _take_step(self, statistics: list[Tensor] | None) -> None:
+        """Take the step with the gradients that are there, and with the summed `statistics`; None keeps those of this
+        replica until it meets the others.
+        """
         if self._weighs and self.norm.weight is not None:
             self.passes.loss_sum = self.passes.loss_sum / self.norm.weight if self.norm.weight else math.nan
         self.tied.finish_step()
@@ -219,12 +285,14 @@ class Computation:
             if self.feedback is not None:
                 self.feedback.clear()
         else:
-            self._statistics.finish_step(statistics)
+            if statistics is None:
+                self._statistics.keep_step()
+            else:
+                self._statistics.finish_step(statistics)
             self._teachers.after_step(self._step.number)
         if self._average is not None:
             self._average.update(self._step.number + 1)
         self.passes.end_step(undo=undo)
-        self._steps_done = self._step.number + 1
 
     def go_back(self) -> bool:
         """Go back to the beginning of a step that was cut short; whether that could be done.
@@ -235,6 +303,8 @@ class Computation:
         if not self._changes:
             self._statistics.undo_step()
             self.passes.end_step(undo=True)
+            if self.local is not None:
+                self.local.undo_step()
         return not self._changes
 
     def after_validation(self, values: Mapping[str, float]) -> None:
@@ -255,6 +325,8 @@ class Computation:
         """
         self.check_finite()
         state = self._optimizer.state(self.norm)
+        if self.local is not None:
+            state = self.local.added_to(state, self._statistics.kept())
         if self._residuals is not None:
             state = self._residuals.added_to(state)
         return state if self._average is None else self._average.added_to(state)
@@ -262,6 +334,8 @@ class Computation:
     def restore(self, state: StageState) -> None:
         """Go back to `state`. Raises CorruptMessage if it is not this stage's."""
         self._optimizer.restore(state, self.norm)
+        if self.local is not None and (added := self.local.restore(state)):
+            self._statistics.restore(added)
         if self._average is not None:
             self._average.restore(state)
         if self._residuals is not None:

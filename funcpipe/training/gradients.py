@@ -78,9 +78,47 @@ class Layout:
                 yield number
 
 
-class FlatGradient:
-    """The flat vector of one replica. Between `begin_step` and `complete`, a parameter's `grad` is a view of its
-    elements of the vector, to which the backwards of the step add, so gradients exist only once.
+class FlatVector:
+    """The flat vector of one replica, to be summed over the replicas in place."""
+
+    def __init__(self, layout: Layout, extra_dtypes: Sequence[torch.dtype]) -> None:
+        self.layout = layout
+        self._extra_dtypes = extra_dtypes
+        self._flat = block(layout.elements * layout.dtype.itemsize).view(layout.dtype)
+
+    @property
+    def vector(self) -> Tensor:
+        """The vector itself; shape: [`layout.elements`]."""
+        return self._flat
+
+    def fill_head(self, extras: Sequence[Tensor]) -> None:
+        """Copy the extra tensors into the head."""
+        for view, extra in zip(self._extras(), extras, strict=True):
+            view.copy_(extra)
+
+    def fill(self, number: int, values: Tensor) -> None:
+        """Copy `values` into the elements of parameter `number`, whose shape they have."""
+        self._values(number).copy_(as_real(values).reshape(-1))
+
+    def in_form_of(self, number: int) -> Tensor:
+        """Return the elements of parameter `number` in its shape and dtype."""
+        return _in_form_of(self.layout.parameters[number], self._values(number))
+
+    def summed_extras(self) -> tuple[Tensor, ...]:
+        """Return the head of the vector, which the replicas have summed, as the extra tensors."""
+        return tuple(view.to(dtype) for view, dtype in zip(self._extras(), self._extra_dtypes, strict=True))
+
+    def _values(self, number: int) -> Tensor:
+        return self._flat[self.layout.slice_of(number)]
+
+    def _extras(self) -> list[Tensor]:
+        parts = torch.split(self._flat[: self.layout.head], [shape.numel() for shape in self.layout.shapes])
+        return [part.view(shape) for part, shape in zip(parts, self.layout.shapes, strict=True)]
+
+
+class FlatGradient(FlatVector):
+    """The flat vector of one replica's gradients. Between `begin_step` and `complete`, a parameter's `grad` is a view
+    of its elements of the vector, to which the backwards of the step add, so gradients exist only once.
 
     The gradient of a parameter whose dtype is not the vector's is copied into it, a complex one as two numbers for each
     element.
@@ -88,21 +126,14 @@ class FlatGradient:
 
     def __init__(self, parameters: Sequence[nn.Parameter], extras: Sequence[Tensor], wire: Wire = Wire.FP32) -> None:
         """`extras` have the shapes and dtypes of the tensors that `complete` will be given; sums are made in `wire`."""
-        self.layout = Layout(parameters, extras)
+        super().__init__(Layout(parameters, extras), [extra.dtype for extra in extras])
         self._underflow = wire.underflow if self.layout.dtype is torch.float32 else 0.0
-        self._extra_dtypes = [extra.dtype for extra in extras]
         self._number = {id(parameter): i for i, parameter in enumerate(self.layout.parameters)}
-        self._flat = block(self.layout.elements * self.layout.dtype.itemsize).view(self.layout.dtype)
         self._views = [self._view(number) for number in range(len(self.layout.parameters))]
         self._backward: BackwardThread | None = None
         for parameter in self.layout.parameters:
             parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
         self.begin_step()
-
-    @property
-    def vector(self) -> Tensor:
-        """The vector, to be summed over the replicas in place; shape: [`layout.elements`]."""
-        return self._flat
 
     def begin_step(self) -> None:
         """Start a step: no parameter has a gradient yet."""
@@ -143,8 +174,7 @@ class FlatGradient:
     def complete(self, extras: Sequence[Tensor]) -> None:
         """Fill in what is missing from the vector: gradients that are not final yet, and the head."""
         self._make_all_final()
-        for view, extra in zip(self._extras(), extras, strict=True):
-            view.copy_(extra)
+        self.fill_head(extras)
 
     def sum_of_squares(self) -> float:
         """Return the sum of the squares of all gradients in the vector, which the replicas have summed."""
@@ -167,19 +197,8 @@ class FlatGradient:
         """
         with torch.no_grad():
             for number, parameter in enumerate(self.layout.parameters):
-                parameter.copy_(_in_form_of(parameter, self._values(number)))
+                parameter.copy_(self.in_form_of(number))
         return self.summed_extras()
-
-    def summed_extras(self) -> tuple[Tensor, ...]:
-        """Return the head of the vector, which the replicas have summed, as the extra tensors."""
-        return tuple(view.to(dtype) for view, dtype in zip(self._extras(), self._extra_dtypes, strict=True))
-
-    def _values(self, number: int) -> Tensor:
-        return self._flat[self.layout.slice_of(number)]
-
-    def _extras(self) -> list[Tensor]:
-        parts = torch.split(self._flat[: self.layout.head], [shape.numel() for shape in self.layout.shapes])
-        return [part.view(shape) for part, shape in zip(parts, self.layout.shapes, strict=True)]
 
     def _view(self, number: int) -> Tensor | None:
         """The elements of parameter `number` as its `grad`; None if the dtypes differ, which torch does not allow."""
@@ -327,6 +346,11 @@ class TiedParameters:
 
     def finish_step(self) -> None:
         """Give the borrowed parameters the gradients of the whole global batch."""
+        sums = self.take_sums()
         for name in self._borrowed:
-            self._parameters[name].grad = self._sums.get(name)
-        self._sums = {}
+            self._parameters[name].grad = sums.get(name)
+
+    def take_sums(self) -> dict[str, Tensor]:
+        """Return what `receive_sums` has kept, which is kept no longer."""
+        sums, self._sums = self._sums, {}
+        return sums

@@ -63,9 +63,10 @@ class Passes:
 
     The loss of a micro-batch is weighted by its share of the global batch's samples, so that the summed gradients are
     those of the loss averaged over the global batch, however the batch is cut. Of a weighted loss they are those of its
-    sum, divided by the samples of the global batch. With `recompute`, activations are dropped after the forward and
-    computed again in the backward. `loss_sum`, `weight` and `samples` add up over the step. A loss that is not finite
-    ends the run, or makes all gradients of its step so, as `recipe.on_nan` says.
+    sum, divided by the samples of the global batch. A replica that trains `alone` averages over its own samples. With
+    `recompute`, activations are dropped after the forward and computed again in the backward. `loss_sum`, `weight` and
+    `samples` add up over the step. A loss that is not finite ends the run, or makes all gradients of its step so, as
+    `recipe.on_nan` says.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class Passes:
         finiteness: Finiteness,
         statistics: Sequence[Statistic],
         cache: OutputCache | None = None,
+        alone: bool = False,
     ) -> None:
         """`statistics` are those that each forward just leaves in their buffers for the next one. With a `cache`, the
         loss is that of the whole global batch.
@@ -91,6 +93,7 @@ class Passes:
         self._recompute = recompute
         self._draws_backwards = stage.may_draw_backwards
         self._carried = CarriedValues(stage, statistics, recompute=recompute)
+        self._alone = alone
         self.cache = cache
         self._held: dict[int, _MicroBatch] = {}
         self.loss_sum = 0.0
@@ -102,6 +105,7 @@ class Passes:
         self._step = step
         self._take = take
         self._held = {m: _MicroBatch() for m in micro_batches}
+        self._averaged_over = sum(len(step.micro_batches[m]) for m in self._held) if self._alone else step.samples
         self._carried.begin_step()
         if self.cache is not None:
             self.cache.begin_step(step, self._held)
@@ -130,7 +134,7 @@ class Passes:
         if held.loss is not None:
             self.samples += len(self._step.micro_batches[micro_batch])
             self.weight += held.weight
-            self.loss_sum += held.loss.item() * self._step.samples
+            self.loss_sum += held.loss.item() * self._averaged_over
             self._finiteness.check_loss(held.loss.item(), self._step.number, micro_batch)
 
     def joint_loss(self, *, loss_factor: float) -> None:
@@ -212,10 +216,10 @@ class Passes:
         loss = self._loss(output, target)
         if self._is_weighted:
             total, weight = loss
-            return total / self._step.samples, weight
+            return total / self._averaged_over, weight
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             raise DataError("the loss function must return one number, the mean over the samples that it is given")
-        return loss.reshape(()) * (samples / self._step.samples), float(samples)
+        return loss.reshape(()) * (samples / self._averaged_over), float(samples)
 
 
 def _root(leaf: Any) -> GradientEdge | None:

@@ -43,6 +43,7 @@ from funcpipe.training.optimizers import OPTIMIZER, capture_groups, join_tensors
 from funcpipe.training.state import (
     AVERAGED,
     MODEL,
+    OUTER,
     SCHEDULER,
     StageState,
     capture_state,
@@ -216,25 +217,28 @@ def capture_shard(stage: nn.Module, sharded: ShardedOptimizer, norm: GradientNor
 
 
 def without_model(shard: StageState, *, sharded: bool = True) -> StageState:
-    """Return `shard` without the model's tensors and their averages, which another replica saves.
+    """Return `shard` without the model's tensors, their averages and the outer momentum, which another replica saves.
 
-    Unless the optimiser is `sharded`, nothing but this replica's residuals is left.
+    Unless the optimiser is `sharded`, or each replica's own, nothing but this replica's residuals is left.
     """
     if not sharded:
         return replace(shard, tensors={name: t for name, t in shard.tensors.items() if name.startswith(RESIDUAL)})
-    tensors = {name: t for name, t in shard.tensors.items() if not name.startswith((MODEL, AVERAGED))}
+    tensors = {name: t for name, t in shard.tensors.items() if not name.startswith((MODEL, AVERAGED, OUTER))}
     return replace(shard, tensors=tensors)
 
 
 def combine_shards(shards: Sequence[StageState]) -> StageState:
-    """Several replicas' shards of the same step as one; a single state is returned as it is, shard or not."""
+    """Several replicas' shards of the same step as one; a single state is returned as it is, shard or not.
+
+    What several have under the same name, such as optimisers of replicas that train alone, is that of the first.
+    """
     if len(shards) == 1:
         return shards[0]
     tensors: dict[str, Tensor] = {}
     segments: dict[str, list[Any]] = {}
     with mismatch_is_corrupt():
         for shard in shards:
-            tensors |= shard.tensors
+            tensors = {**shard.tensors, **tensors}
             for name, found in ((shard.settings["optimizer"] or {}).get("shards", {})).items():
                 segments.setdefault(name, []).extend(found)
         if "shards" not in (shards[0].settings["optimizer"] or {}):

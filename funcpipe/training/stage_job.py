@@ -18,6 +18,7 @@ from funcpipe.training.data import LoadedBatch
 from funcpipe.training.data_source import DataSource, StoredData, of_evaluation
 from funcpipe.training.evaluation import StageEvaluation
 from funcpipe.training.loading import Loader, Order, batch_selector
+from funcpipe.training.local_steps import Meetings
 from funcpipe.training.optimizers import ParameterShape
 from funcpipe.training.output_cache import BatchLayout
 from funcpipe.training.parameter_hooks import NamedHooks
@@ -57,6 +58,14 @@ class StageJob:
             shards=self.shards,
         )
 
+    def meetings(self, spec: WorkerSpec) -> Meetings | None:
+        """Return when replicas meet that train alone in between; None where they do not."""
+        if not spec.plan.trains_locally or not spec.epochs:
+            return None
+        steps = spec.epochs * self.batches(spec).steps_per_epoch
+        every = None if self.evaluation is None else self.evaluation.every
+        return Meetings(plan=spec.plan, steps=steps, validate_every=every)
+
     def computation(self, stage: StageModule, spec: WorkerSpec) -> Computation:
         """Return the computation of the worker of `spec` with its module `stage`."""
         plan, recipe = spec.plan, self.recipe
@@ -74,10 +83,11 @@ class StageJob:
             norm=recipe.gradient_norm(small_range=plan.gradient_wire is Wire.FP16),
             whole=self.parameters,
             wire_sync=plan.wire_sync,
-            shards=pattern_of(plan, spec.stage) if plan.is_sharded else None,
+            shards=pattern_of(plan, spec.stage) if plan.is_sharded and not plan.trains_locally else None,
             summed_as=pattern_of(plan, spec.stage) if plan.replicas > 1 else None,
             hooks=self.hooks,
             layout=self.layout,
+            meetings=self.meetings(spec),
         )
 
     def loader(

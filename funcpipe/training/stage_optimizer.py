@@ -79,8 +79,8 @@ class StageOptimizer:
         if self._optimizer is not None and self._sharded is None:
             if gradient_factor is not None:
                 self._scale_gradients(gradient_factor)
-                if self._clip_grad_value is not None:
-                    nn.utils.clip_grad_value_(self._parameters, self._clip_grad_value)
+                if self._clip_grad_value is not None and any(p.grad is not None for p in self._parameters):
+                    nn.utils.clip_grad_value_(self._parameters, self._clip_grad_value)  # fails if there is none
                 with SHARED_GENERATORS.computing():
                     reseed(layer_seed(self._seed, step.number, 0, "optimizer"))
                     self._optimizer.step()

@@ -32,6 +32,11 @@ from funcpipe.training.optimizers import (
 
 MODEL, AVERAGED = "model/", "averaged/"
 
+OWN, ADDED, OUTER = "own/", "added/", "outer/"
+"""The prefixes of what a replica that trains alone keeps by the names of tensors, see `local_steps`."""
+
+_BY_NAME = (AVERAGED, OWN, ADDED, OUTER)
+
 ATTRIBUTES = "attributes"
 """The setting that holds the Python attributes that forwards leave for the next ones, in stages that have any."""
 
@@ -42,7 +47,8 @@ SCHEDULER, AVERAGE = "scheduler", "average"
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageState:
     """`tensors` holds the model's tensors under "model/NAME" and the optimiser's under "optimizer/PARAMETER/…"; the
-    average of a tensor over steps is under "averaged/NAME", and what a scheduler keeps under "scheduler/…".
+    average of a tensor over steps is under "averaged/NAME", and what a scheduler keeps under "scheduler/…". "own/NAME",
+    "added/NAME" and "outer/NAME" are kept by replicas that train alone (`local_steps`).
 
     `aliases` maps a shared tensor's other names to the one it is stored under; `transient` names the buffers that are
     not in a `state_dict`. `settings` is plain JSON: the optimiser's state and parameter groups, the loss scale, the
@@ -186,8 +192,8 @@ def select_for_stage(whole: StageState, stage: nn.Module) -> StageState:
     settings = {**whole.settings, "optimizer": optimizer}
     settings.pop(ATTRIBUTES, None)
     tensors |= {name: whole.tensors[name] for part in settings.values() for name in tensor_names_in(part)}
-    averaged = {AVERAGED + name: AVERAGED + stored for name, stored in source.items()}
-    tensors |= {name: whole.tensors[stored] for name, stored in averaged.items() if stored in whole.tensors}
+    named = ((prefix + name, prefix + stored) for prefix in _BY_NAME for name, stored in source.items())
+    tensors |= {name: whole.tensors[stored] for name, stored in named if stored in whole.tensors}
     if isinstance(stage, StageModule) and stage.carried.blocks:
         settings[ATTRIBUTES] = _select_attributes(whole, stage.carried.blocks)
         tensors |= {name: whole.tensors[name] for name in tensor_names_in(settings[ATTRIBUTES])}

@@ -65,6 +65,7 @@ class Actions:
             Kind.GET_TIED: self._get_tied,
             Kind.ADD_TIED: self._add_tied,
             Kind.PUT_TIED: self._put_tied,
+            Kind.LOCAL_UPDATE: self._local_update,
             Kind.FLATTEN: self._flatten,
             Kind.PUT_SPLIT: self._synchronise,
             Kind.GET_SPLIT: self._synchronise,
@@ -145,8 +146,8 @@ class Actions:
         return TaskResult()
 
     def _cut_gradients(self) -> None:
-        """Cut the step's flat gradient into chunks, unless its buckets have been cut already."""
-        flat = self._computation.flat
+        """Cut the step's flat vector into chunks, unless the buckets of its gradients have been cut already."""
+        flat = self._computation.vector
         if self._chunks is None:
             wire, merged_wire, head = self._plan.wire_sync, self._plan.merged_wire, flat.layout.head
             self._chunks = gradient_chunks(
@@ -163,6 +164,10 @@ class Actions:
         assert self._chunks is not None, f"{task} comes before its gradients"
         return self._synchronisation.run(task, self._chunks)
 
+    def _local_update(self, _: Task) -> TaskResult:
+        self._computation.local_update()
+        return TaskResult()
+
     def _update(self, _: Task) -> TaskResult:
         self._computation.update()
         return TaskResult()
@@ -176,7 +181,7 @@ class Actions:
 
     def _add_tied(self, task: Task) -> TaskResult:
         self._computation.tied.add_received()
-        if self._pattern.replicas == 1:  # or else the sums over replicas are read again
+        if not self._plan.sums_gradients:  # or else the sums over replicas are read again
             for part in range(len(self._routes.tied)):
                 key = self._key_of(Task(Kind.PUT_TIED_SUM, task.stage, task.replica, part=part))
                 if self._channel.has_written(key):
@@ -198,8 +203,10 @@ class Actions:
         return self._put(task, self._computation.tied.gradients(names), wire=Wire.FP32)
 
     def _put_tied_sum(self, task: Task) -> TaskResult:
-        names = self._routes.tied[_required(task.part)]
-        return self._put(task, self._computation.tied_sums(names), wire=Wire.FP32)
+        again, part = divmod(_required(task.part), len(self._routes.tied))
+        names = self._routes.tied[part]
+        sums = self._computation.tied_changes(names) if again else self._computation.tied_sums(names)
+        return self._put(task, sums, wire=Wire.FP32)
 
     def _put_norm(self, task: Task) -> TaskResult:
         norm = self._computation.norm

@@ -267,7 +267,9 @@ class CheckpointManager:
         if self._spec.plan.replicas == 1:
             return None
         mark = ReplicaMark(
-            digest=digest_of(self._computation.parameters), attempt=self._spec.attempt, instructions=instruction_set()
+            digest=digest_of(self._computation.shared_parameters),
+            attempt=self._spec.attempt,
+            instructions=instruction_set(),
         )
         self._marks = {**dict(sorted(self._marks.items())[1 - _MARKS :]), done: mark}
         return mark
@@ -302,7 +304,7 @@ class CheckpointManager:
         state, part = self._computation.state(), None
         if parted:
             part = CheckpointPart(self._spec.replica, self._spec.plan.replicas, model=first or leaving)
-            state = state if part.model else without_model(state, sharded=self._computation.is_sharded)
+            state = state if part.model else without_model(state, sharded=self._computation.has_own_optimizer)
         writer = f"{self._spec.worker}.a{self._spec.attempt:08d}"
         written = self._checkpoints.write_files(self._spec.stage, done, state, writer=writer, part=part)
         submit(lambda: self._checkpoints.publish(written))

@@ -130,7 +130,10 @@ def _runner(
     return StepRunner(
         spec=spec,
         graphs=StepGraphs(
-            spec, keys, job.routes, job.batches(spec), norms=computation.norm.is_needed, loads=loader is not None
+            *(spec, keys, job.routes, job.batches(spec)),
+            norms=computation.norm.is_needed,
+            loads=loader is not None,
+            meetings=job.meetings(spec),
         ),
         computation=computation,
         actions=Actions(computation, channel, keys, job.routes, spec.plan, spec.stage, spec.replica, loader),

@@ -18,6 +18,7 @@ from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.pipeline import Loading
 from funcpipe.scheduler.tasks import Task
 from funcpipe.training.batches import Batches
+from funcpipe.training.local_steps import Meetings
 
 
 @dataclass(frozen=True)
@@ -117,13 +118,23 @@ class _StepGraph:
 
 
 class StepGraphs:
-    """The graphs of one worker's steps. A graph depends only on the number of micro-batches, so few are made."""
+    """The graphs of one worker's steps. A graph depends only on the number of micro-batches, and on whether replicas
+    meet, so few are made.
+    """
 
     def __init__(
-        self, spec: WorkerSpec, keys: Keys, routes: Routes, batches: Batches, *, norms: bool, loads: bool
+        self,
+        spec: WorkerSpec,
+        keys: Keys,
+        routes: Routes,
+        batches: Batches,
+        *,
+        norms: bool,
+        loads: bool,
+        meetings: Meetings | None = None,
     ) -> None:
         """With `norms`, stages exchange the norms of their gradients in every step. With `loads`, this stage loads
-        data; what other stages load does not concern it.
+        data; what other stages load does not concern it. Between `meetings`, if given, replicas train alone.
         """
         self._spec = spec
         self._keys = keys
@@ -131,8 +142,9 @@ class StepGraphs:
         self._batches = batches
         self._norms = norms
         self._loads = loads
+        self._meetings = meetings
         self._steps = spec.epochs * batches.steps_per_epoch
-        self._made: dict[tuple[int, Loading | None], _StepGraph] = {}
+        self._made: dict[tuple[int, Loading | None, bool], _StepGraph] = {}
 
     def of_step(self, step: int, *, is_loaded: bool = True) -> _StepGraph:
         """Return the worker's part of `step`; unless `is_loaded`, nothing of the step was loaded in the step before."""
@@ -140,10 +152,10 @@ class StepGraphs:
         following = self._batches.micro_batches_of(step + 1) if step + 1 < self._steps else 0
         stages = frozenset({self._spec.stage})
         loading = Loading(stages=stages, following=following, is_loaded=is_loaded) if self._loads else None
-        made = self._made.get((micro_batches, loading))
-        if made is None:
-            made = self._made[micro_batches, loading] = self._make(micro_batches, loading)
-        return made
+        kind = micro_batches, loading, self._meetings is None or self._meetings.is_after(step)
+        if kind not in self._made:
+            self._made[kind] = self._make(*kind)
+        return self._made[kind]
 
     def messages_of(self, step: int) -> StepMessages:
         """Return the messages that the worker puts in `step`."""
@@ -151,7 +163,7 @@ class StepGraphs:
         keys = {self._keys.message(self._spec.worker, step, str(put)): by for put, by in part.readers.items()}
         return StepMessages(readers=keys, upstream=part.upstream, most=part.most_objects)
 
-    def _make(self, micro_batches: int, loading: Loading | None) -> _StepGraph:
+    def _make(self, micro_batches: int, loading: Loading | None, meets: bool) -> _StepGraph:
         plan, worker = self._spec.plan, (self._spec.stage, self._spec.replica)
         graph = build_graph(
             StepShape(
@@ -166,6 +178,8 @@ class StepGraphs:
                 ways=plan.ways,
                 joint_loss=plan.joint_loss,
                 loading=loading,
+                alone=self._meetings is not None,
+                meets=meets,
             )
         )
         return _StepGraph(

@@ -73,4 +73,6 @@ def shapes(draw: st.DrawFn) -> StepShape:
         streams=draw(st.none() | st.builds(Streams, st.integers(1, 6), st.integers(1, 4), st.integers(1, 6))),
         norms=draw(st.booleans()),
         joint_loss=schedule is ScheduleKind.GPIPE and draw(st.booleans()),
+        alone=draw(st.booleans()),
+        meets=draw(st.booleans()),
     )

@@ -134,6 +134,43 @@ def without(graph: Graph, gone: int) -> Graph:
     return Graph(tuple(graph.tasks[i] for i in kept), needs)
 
 
+@given(shapes())
+def test_replicas_that_train_alone_meet_in_one_exchange_or_in_none(shape: StepShape) -> None:
+    """Alone, no worker needs one of another replica, but for a loss of all; a meeting sums as gradients are summed."""
+    alone, meeting = (build_graph(replace(shape, alone=True, meets=meets, joint_loss=False)) for meets in (False, True))
+    for task, needs in zip(alone.tasks, alone.needs, strict=True):
+        assert {alone.tasks[need].replica for need in needs} <= {task.replica}
+    if shape.replicas == 1:
+        assert meeting == alone
+        return
+    every = build_graph(replace(shape, alone=False, meets=True, joint_loss=False))
+    sums = (*(Kind.PUT_SPLIT, Kind.GET_SPLIT, Kind.MERGE, Kind.PUT_MERGED, Kind.GET_MERGED), Kind.FLATTEN)
+    assert [task for task in meeting.tasks if task.kind in sums] == [task for task in every.tasks if task.kind in sums]
+    added = {task for task in meeting.tasks if task.kind not in sums} - set(alone.tasks)
+    assert {task.kind for task in added} <= {Kind.LOCAL_UPDATE, Kind.PUT_TIED_SUM, Kind.GET_TIED_SUM}
+    ties = len(shape.routes.ties)
+    tied = {Task(*task[:5], part=ties + (task.part or 0)) for task in alone.tasks if "tied-sum" in task.kind.value}
+    assert {task for task in added if task.kind is not Kind.LOCAL_UPDATE} == tied
+
+
+def test_the_lanes_of_a_small_meeting() -> None:
+    graph = build_graph(replace(small(), alone=True, norms=True))
+    check(graph)
+    lanes = {
+        lane.resource.value: " ".join(str(graph.tasks[i]).replace(".s0.r0", "") for i in positions)
+        for lane, positions in graph.lanes().items()
+        if (lane.stage, lane.replica) == (0, 0)
+    }
+    assert lanes == {
+        "compute": "forward.m0 backward.m0 norm local-update flatten update",
+        "merge": "merge.k0",
+        "upload": "put-activation.m0.k0 put-norm put-split.k0 put-merged.k0",
+        "download": "get-gradient.m0.p1 get-norm.p1 get-split.p1.k0 get-merged.p1.k0",
+    }
+    needs = graph.needs[graph.tasks.index(Task(Kind.LOCAL_UPDATE, 0, 0))]
+    assert {str(graph.tasks[need]) for need in needs} == {"get-norm.s0.r0.p1", "put-norm.s0.r0"}
+
+
 def test_each_rule_is_checked() -> None:
     graph = build_graph(small())
     tasks, needs = graph.tasks, graph.needs

@@ -23,6 +23,7 @@ Nothing of this is shared with what functions run: no graph of tasks, no lanes, 
 """
 
 import copy
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -112,7 +113,7 @@ def train_in_turn(
         for replica in alone:
             for step in steps_of_round:
                 replica.train(step)
-        total = add([{name: theta[name] - own.detach() for name, own in one.parameters.items()} for one in alone])
+        total = add([{name: theta[name] - own.detach() + 0.0 for name, own in one.parameters.items()} for one in alone])
         for name, values in theta.items():
             delta = total[name] / replicas
             if local.outer_momentum:
@@ -173,13 +174,21 @@ class _Replica:
                 self._add_gradients(step, number, indices, len(indices) / samples)
         recipe = self._recipe
         if recipe.clip_grad_norm is not None:
-            nn.utils.clip_grad_norm_(self.parameters.values(), recipe.clip_grad_norm)
-        if recipe.clip_grad_value is not None:
+            self._clip_norm(recipe.clip_grad_norm)
+        if recipe.clip_grad_value is not None and any(p.grad is not None for p in self.parameters.values()):
             nn.utils.clip_grad_value_(self.parameters.values(), recipe.clip_grad_value)
         reseed(layer_seed(self._seed, step.number, 0, "optimizer"))
         self.optimizer.step()
         if self._schedule is not None:
             self._schedule.after_step(step)
+
+    def _clip_norm(self, largest: float) -> None:
+        """As torch.nn.utils.clip_grad_norm_, but with a norm in double precision, as functions compute it."""
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
+        norm = math.sqrt(math.fsum(float(torch.linalg.vector_norm(g, dtype=torch.float64)) ** 2 for g in gradients))
+        if (factor := largest / (norm + 1e-6)) < 1:
+            for gradient in gradients:
+                gradient.mul_(factor)
 
     def _add_gradients(self, step: Step, number: int, indices: Sequence[int], share: float) -> None:
         batch = SeededDataset(self._dataset, self._seed, step.epoch).batch(indices, self._collate)

@@ -90,7 +90,7 @@ def messages_of(worker: WorkerId, step: int) -> StepMessages:
 class Learned:
     """What a checkpoint manager takes for the computation of a stage."""
 
-    is_sharded = False
+    has_own_optimizer = False
     saves_part = False
 
     def __init__(self) -> None:

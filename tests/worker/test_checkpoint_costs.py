@@ -65,7 +65,7 @@ def manager_on(
     lease = Lease(own, KEYS, spec.worker, attempt, fresh_s=1e9)
     lease.take()
     computation = races.Learned()
-    computation.parameters = ()  # type: ignore[attr-defined]
+    computation.shared_parameters = ()  # type: ignore[attr-defined]
     fenced = FencedStorage(own, lease)
     return CheckpointManager(
         spec,

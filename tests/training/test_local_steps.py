@@ -1,0 +1,150 @@
+"""Replicas that train alone and meet every few steps have the bits of the reference in one process."""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn, optim
+from torch.optim import lr_scheduler
+
+from funcpipe.client.prepare.job import Job
+from funcpipe.core import Interval, Plan, Streams, Sync, Wire
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.worker.loop import Worker
+from tests.e2e.int8_sums import Int8Sums
+from tests.e2e.plans import even_plan, momentum
+from tests.e2e.reference import largest_difference
+from tests.in_process import make_job, run_workers, states
+from tests.support.local_steps_reference import LocalSteps, Tensors, added_in_order, train_in_turn
+from tests.training import test_ties
+from tests.training.test_wire_sync import WAYS, adam, assert_every_worker_has, model, plan_of, vectors
+
+sgd: Callable[..., optim.Optimizer] = partial(optim.SGD, lr=0.1)
+
+
+def local_plan(
+    way: tuple[Sync, Streams | None] = WAYS[1], replicas: int = 2, wire: Wire = Wire.FP32, **options: Any
+) -> Plan:
+    return plan_of(way, replicas, wire, **{"sync_every": 2, **options})
+
+
+def job_of(plan: Plan, optimizer: Callable[..., Any] = momentum, *, epochs: int = 2, **recipe: Any) -> Job:
+    made = make_job(model(plan.wire_sync), plan, vectors, loss=F.cross_entropy, optimizer=optimizer, epochs=epochs)
+    return replace(made, recipe=replace(made.recipe, **recipe))
+
+
+def in_turn(job: Job, add: Callable[[Sequence[Tensors]], Tensors] = added_in_order) -> nn.Module:
+    """What the reference has after the steps of `job`."""
+    plan = job.plan
+    assert plan.sync_every != 1
+    every = None if isinstance(plan.sync_every, str) else plan.sync_every
+    return train_in_turn(
+        model(plan.wire_sync),
+        job.graph,
+        vectors(),
+        list(job.batches.steps_from(0, job.epochs)),
+        recipe=job.recipe,
+        seed=job.seed,
+        replicas=plan.replicas,
+        local=LocalSteps(sync_every=every, outer_lr=plan.outer_lr, outer_momentum=plan.outer_momentum),
+        add=add,
+    )
+
+
+def assert_equal_to_the_reference(
+    workers: dict[str, Worker], job: Job, add: Callable[[Sequence[Tensors]], Tensors] = added_in_order
+) -> None:
+    expected = in_turn(job, add).state_dict()
+    assert_every_worker_has(workers, expected)
+    start = model(job.plan.wire_sync).state_dict()
+    assert any(not torch.equal(start[name], tensor) for name, tensor in expected.items() if "weight" in name)
+
+
+@pytest.mark.parametrize(
+    ("way", "replicas", "every", "optimizer", "outer"),
+    [
+        (WAYS[0], 2, 2, sgd, {}),
+        (WAYS[1], 4, 4, momentum, {"outer_lr": 0.7, "outer_momentum": 0.9}),
+        (WAYS[2], 2, "end", adam, {"outer_lr": 0.5}),
+        (WAYS[3], 4, 2, adam, {"outer_momentum": 0.5}),
+        (WAYS[4], 2, 4, sgd, {"outer_lr": 0.7, "outer_momentum": 0.9}),
+    ],
+)
+def test_every_way_of_summing_has_the_bits_of_the_reference(
+    way: tuple[Sync, Streams | None], replicas: int, every: int | str, optimizer: Callable[..., Any], outer: Any
+) -> None:
+    """The last step of an epoch is short: some replicas have no samples in it. One parameter has no gradient."""
+    job = job_of(local_plan(way, replicas, sync_every=every, **outer), optimizer)
+    assert_equal_to_the_reference(run_workers(job, MemoryStorage()), job)
+
+
+def rounded_to_bf16(contributions: Sequence[Tensors]) -> Tensors:
+    """The rounded sum of what each replica contributes, rounded."""
+    through = [{name: values.bfloat16().float() for name, values in one.items()} for one in contributions]
+    return {name: values.bfloat16().float() for name, values in added_in_order(through).items()}
+
+
+def rounded_to_int8(workers: dict[str, Worker], plan: Plan) -> Callable[[Sequence[Tensors]], Tensors]:
+    """The same in 8 bits: each stage cuts its own parameters into blocks, and what rounding takes is fed back."""
+    parameters = dict(model(plan.wire_sync).named_parameters())
+    held = [workers[f"s{stage}.r0"].computation.state().tensors for stage in range(len(plan.stages))]
+    stages = [[i for i, name in enumerate(parameters) if f"model/{name}" in own] for own in held]
+    sums = Int8Sums(stages, [p.numel() for p in parameters.values()])
+
+    def add(contributions: Sequence[Tensors]) -> Tensors:
+        total = sums([[one[name] for name in parameters] for one in contributions])
+        return {name: values for name, values in zip(parameters, total, strict=True) if values is not None}
+
+    return add
+
+
+@pytest.mark.parametrize("wire", [Wire.BF16, Wire.INT8])
+@pytest.mark.parametrize(("way", "replicas", "every"), [(WAYS[1], 2, 2), (WAYS[4], 4, 2), (WAYS[2], 2, 1000)])
+def test_what_is_rounded_on_its_way_is_rounded_in_meetings_alone(
+    way: tuple[Sync, Streams | None], replicas: int, every: int, wire: Wire
+) -> None:
+    job = job_of(local_plan(way, replicas, wire, sync_every=every, outer_momentum=0.5), epochs=3)
+    workers = run_workers(job, MemoryStorage())
+    add = rounded_to_bf16 if wire is Wire.BF16 else rounded_to_int8(workers, job.plan)
+    assert_equal_to_the_reference(workers, job, add)
+
+
+@pytest.mark.parametrize(("replicas", "by"), [(2, Interval.STEP), (4, Interval.EPOCH)])
+def test_each_replica_clips_by_its_own_norm_and_steps_its_own_schedule(replicas: int, by: Interval) -> None:
+    schedule = partial(lr_scheduler.StepLR, step_size=1, gamma=0.5)
+    plan = local_plan(WAYS[0], replicas, sync_every=2)
+    job = job_of(plan, adam, epochs=3, scheduler=schedule, scheduler_interval=by, clip_grad_norm=0.3)
+    workers = run_workers(job, MemoryStorage())
+    assert_equal_to_the_reference(workers, job)
+    by_value = job_of(plan, clip_grad_value=0.01)
+    assert_equal_to_the_reference(run_workers(by_value, MemoryStorage()), by_value)
+
+
+@pytest.mark.parametrize("wire", [Wire.FP32, Wire.INT8])
+def test_copies_of_tied_parameters_stay_equal_though_one_stage_sums_them(wire: Wire) -> None:
+    """In a step, tied parameters sum over the stages of their replica; where replicas meet, their first holder does."""
+    torch.manual_seed(4)
+    made = test_ties.TiedThrice().double() if wire is Wire.FP32 else test_ties.TiedThrice()
+    ids = torch.zeros(2, 3, dtype=torch.long)
+    plan = even_plan(made, (ids,), stages=3, replicas=2, micro_batch=2, micro_batches=2, wire_sync=wire)
+    plan = replace(plan, sync_every=2, outer_lr=0.8, outer_momentum=0.6)
+    job = make_job(
+        copy.deepcopy(made), plan, test_ties.data, loss=test_ties.loss, optimizer=momentum, clip_grad_norm=1.0
+    )
+    workers = run_workers(job, MemoryStorage())
+    held = [worker.computation.state().state_dict() for worker in workers.values()]
+    tied = [state[name] for state in held for name in ("words.weight", "middle.weight", "head.weight") if name in state]
+    assert len({tensor.data_ptr() for tensor in tied}) > 2
+    assert all(torch.equal(one, tied[0]) for one in tied)
+    if wire is Wire.FP32:
+        steps = list(job.batches.steps_from(0, 1))
+        local = LocalSteps(sync_every=2, outer_lr=0.8, outer_momentum=0.6)
+        trained = train_in_turn(
+            made, job.graph, test_ties.data(), steps, recipe=job.recipe, seed=0, replicas=2, local=local
+        )
+        assert largest_difference(states(workers), trained.state_dict()) < 1e-12
