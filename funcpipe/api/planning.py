@@ -6,9 +6,10 @@ What a verb alone needs is imported when it is called: `train` with a plan does 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack, cast
 
 from torch import nn
+from torch.optim import Optimizer
 
 from funcpipe.client.prepare import arguments
 from funcpipe.client.prepare.arguments import AnySpec, choices, given, spec_of
@@ -44,6 +45,7 @@ from funcpipe.partitioner import PROFILED_LAYERS
 from funcpipe.profiler import REPEATS
 from funcpipe.scheduler.simulator.disturbances import UNDISTURBED, Disturbances
 from funcpipe.training.data_source import Data
+from funcpipe.training.instances import instances_of
 from funcpipe.training.losses import LossFunction, loss_of_output
 from funcpipe.training.optimizers import OptimizerFactory, trainable_shapes
 from funcpipe.training.recipe import RecipeKeywords, check_precision, no_optimizer, recipe_with
@@ -64,7 +66,7 @@ class Planning:
         model: nn.Module,
         *,
         loss_fn: LossFunction | None = None,
-        optimizer: OptimizerFactory = no_optimizer,
+        optimizer: OptimizerFactory | Optimizer = no_optimizer,
         name: str | None = None,
         blocks: Sequence[str] = (),
         compile: bool = False,
@@ -74,7 +76,11 @@ class Planning:
         arguments.check_eager(model, loss_fn, compile=compile)
         self.model = model
         self.name = name or type(model).__name__
-        self._recipe = recipe_with(loss_fn or loss_of_output, optimizer, learning)
+        loss = loss_fn or loss_of_output
+        self._made = made = instances_of(model, loss, optimizer, learning.get("scheduler"))
+        if made is not None and made.make_scheduler is not None:
+            learning |= {"scheduler": made.make_scheduler}
+        self._recipe = recipe_with(loss, cast(OptimizerFactory, optimizer) if made is None else made.make, learning)
         check_for_model(self._recipe, model)
         self._blocks, self._logged_notes = tuple(blocks), set[str]()
         self._profile: ModelProfile | None = None

@@ -53,20 +53,21 @@ class FuncPipe(Evaluating):
     a torch optimiser, for example `partial(torch.optim.SGD, lr=0.1)`; if its argument is called `named_parameters`, it
     is given pairs of full name and parameter. `scheduler` takes the optimiser and returns a scheduler of
     torch.optim.lr_scheduler, which is stepped at the end of each epoch, or after each training step if
-    `scheduler_interval` is "step"; a ReduceLROnPlateau after each validation, with its `scheduler_monitor`. Before each
-    step the gradient of the whole model is scaled down to the norm `clip_grad_norm`, if it is larger, or each of its
-    elements is brought between -`clip_grad_value` and `clip_grad_value`. `average`, an EMA or SWA, keeps an average of
-    the parameters, which is `averaged` in the result of `train`. `teachers`, a Teacher or several, are frozen parts of
-    the module that average other parts of it. `blocks` are paths of modules that become one layer each, whatever is
-    inside. Module and loss compute in `precision`, "bf16" and "fp16" as under `torch.autocast`. A step with NaN or
-    infinite numbers ends the run, is left out, or is taken all the same: `on_nan` is "stop", "skip" or "ignore". Where
-    the loss of a batch is not the mean of its micro-batches' losses, `train` refuses it, unless `coupled` is "cache":
-    then plans keep all outputs of a global batch and compute its loss once, as one process does; or "accumulate": then
-    it trains on that mean, as gradient accumulation does. With the `reduction` "weighted" the loss returns its sum and
-    what that weighs, such as a number of tokens; with "tokens" torch's mean over targets that are not ignored. Stages
-    run eagerly: `compile=True` and a model or a loss that torch.compile has wrapped are refused. Training updates
-    `model`. Raises InputError for these, and for an optimiser or a scheduler that cannot be made, or cannot be saved
-    and continued.
+    `scheduler_interval` is "step"; a ReduceLROnPlateau after each validation, with its `scheduler_monitor`. Either may
+    be made already, on the parameters of `model`: it is made again in functions, and left as training leaves it. Before
+    each step the gradient of the whole model is scaled down to the norm `clip_grad_norm`, if it is larger, or each of
+    its elements is brought between -`clip_grad_value` and `clip_grad_value`. `average`, an EMA or SWA, keeps an average
+    of the parameters, which is `averaged` in the result of `train`. `teachers`, a Teacher or several, are frozen parts
+    of the module that average other parts of it. `blocks` are paths of modules that become one layer each, whatever is
+    inside. Module and loss compute in `precision`, "bf16" and "fp16" as under `torch.autocast`; "bf16-mixed" and
+    "16-mixed" mean the same. A step with NaN or infinite numbers ends the run, is left out, or is taken all the same:
+    `on_nan` is "stop", "skip" or "ignore". Where the loss of a batch is not the mean of its micro-batches' losses,
+    `train` refuses it, unless `coupled` is "cache": then plans keep all outputs of a global batch and compute its loss
+    once, as one process does; or "accumulate": then it trains on that mean, as gradient accumulation does. With the
+    `reduction` "weighted" the loss returns its sum and what that weighs, such as a number of tokens; with "tokens"
+    torch's mean over targets that are not ignored. Stages run eagerly: `compile=True` and a model or a loss that
+    torch.compile has wrapped are refused. Training updates `model`. Raises InputError for these, and for an optimiser
+    or a scheduler that cannot be made, or cannot be saved and continued.
     """
 
     _learned: Learned | None = None
@@ -126,6 +127,8 @@ class FuncPipe(Evaluating):
                 file_run(prepared, result)
                 loss, epochs = self._recipe.loss, prepared.epochs_after(len(result.losses))
                 self._learned = write_back(result, self.model, loss, epochs)
+                if self._made is not None and result.learned is not None:
+                    self._made.restore(result.learned)
                 return events.ended(replace(result.with_all_of(saved_state(self.model), loss), learned=None))
 
     @arguments.strict
@@ -182,8 +185,7 @@ class FuncPipe(Evaluating):
             save_every=save_every,
             watch=watch or nothing_changes,
         )
-        learner = Learner(model=self.model, recipe=self._recipe, blocks=self._blocks, logged_notes=self._logged_notes)
-        job = server_job_of(learner, dataset, order, settings, run)
+        job = server_job_of(self._new_learner(), dataset, order, settings, run)
         result, is_rented = _trained_around(cluster, job, run, settings, prices, limits=limits, way=predicted)
         self.model.load_state_dict(result.state_dict())
         self._learned = None
@@ -194,11 +196,13 @@ class FuncPipe(Evaluating):
     def reset(self) -> None:
         """Forget the optimiser and the epochs of earlier calls of `train`; the module's weights stay as they are."""
         self._learned = None
+        if self._made is not None:
+            self._made.reset()
 
     @arguments.strict
     def load(self, run: str, *, storage: str | Storage, step: int | None = None) -> int:
         """Load what `funcpipe.export` reads; returns its step. Then `train` begins with a new optimiser."""
-        self._learned = None
+        self.reset()
         return load_into(self.model, self._recipe.loss, run, storage=storage, step=step)
 
     @arguments.strict
@@ -260,6 +264,30 @@ class FuncPipe(Evaluating):
             found = named_tensors(self.model) | result.tensors | below_loss(result.loss.tensors)
         return verify_run(found, job.plain_training(self.model), steps=job.steps, tolerance=tolerance)
 
+    def _begun(self) -> Learned | None:
+        """What was learned before, with what an optimiser keeps that was given made already."""
+        made, learned = self._made, self._learned
+        if made is None or (learned is None and not made.has_begun):
+            return learned
+        state = made.state_in(None if learned is None else learned.state, self.model)
+        return Learned(state=state, epochs=0 if learned is None else learned.epochs)
+
+    def _new_learner(self) -> Learner:
+        """The module with its way of learning, which must have no optimiser that has begun."""
+        if self._made is not None and self._made.has_begun:
+            raise InvalidValue("optimizer", type(self._made.optimizer), "must be new for training around a server")
+        return self._learner(None)
+
+    def _learner(self, learned: Learned | None) -> Learner:
+        """The module with its way of learning, and what it has learned."""
+        return Learner(
+            model=self.model,
+            recipe=self._recipe,
+            blocks=self._blocks,
+            learned=learned,
+            logged_notes=self._logged_notes,
+        )
+
     @CompilerDeferred()
     def _prepare(
         self,
@@ -275,16 +303,9 @@ class FuncPipe(Evaluating):
     ) -> PreparedRun:
         arguments.check_run(faults, limits)
         anew = order.steps or settings.resume or settings.take_over
-        learned = None if anew else self._learned
-        learner = Learner(
-            model=self.model,
-            recipe=self._recipe,
-            blocks=self._blocks,
-            learned=learned,
-            logged_notes=self._logged_notes,
-        )
+        learned = None if anew else self._begun()
         return prepare_training(
-            learner,
+            self._learner(learned),
             dataset,
             self._planned(plan),
             order,

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 from funcpipe.cli import as_before, is_program
 from funcpipe.cli.factories import check_names, load_factory, make_model
 from funcpipe.cli.files import SAFETENSORS
-from funcpipe.cli.options import FACTORY, Choice, Option, argument, group, option, positive, whole
+from funcpipe.cli.options import FACTORY, Option, argument, group, option, positive, whole
 from funcpipe.cli.verbs import Options, fields_of
-from funcpipe.core import FaultTolerance, Interval, OptimizerKind, RunLimits, RunSettings
+from funcpipe.core import FaultTolerance, Interval, OptimizerKind, Precision, RunLimits, RunSettings
 from funcpipe.errors import InputError, InvalidValue
 from funcpipe.platforms.catalog import LOCAL, load_spec
 
@@ -60,8 +60,15 @@ def precision(default: str | None) -> Option:
     """The option of the precision."""
     text = "compute in this format under autocast, with parameters in fp32"
     return option(
-        "--precision", text if default else f"{text} (default: the plan's)", Choice(("fp32", "bf16", "fp16")), default
+        "--precision {fp32,bf16,fp16}", text if default else f"{text} (default: the plan's)", _precision, default
     )
+
+
+def _precision(text: str) -> Precision:
+    try:
+        return Precision.named(text)
+    except InvalidValue as error:
+        raise ValueError(f"{error.rule}, got {text!r}") from None
 
 
 def learning(optimizer: str) -> list[Option]:

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from funcpipe.core import checks
+from funcpipe.errors import InvalidValue
 
 
 class Wire(Enum):
@@ -118,6 +119,22 @@ class Precision(Enum):
     FP32 = "fp32"
     BF16 = "bf16"
     FP16 = "fp16"
+
+    @classmethod
+    def named(cls, name: object) -> "Precision":
+        """The precision of this name, or of a name that Lightning or Accelerate has for it. Raises InvalidValue."""
+        known = {str(one.value): one for one in cls} | {"no": cls.FP32, "32": cls.FP32, "32-true": cls.FP32}
+        known |= {"bf16-mixed": cls.BF16, "16": cls.FP16, "16-mixed": cls.FP16}
+        if isinstance(name, cls):
+            return name
+        if str(name) in known:
+            return known[str(name)]
+        rule = f"must be one of {', '.join(str(one.value) for one in cls)}"
+        if str(name).endswith("-true"):
+            rule = (
+                f"{rule}, in which parameters stay as the model has them; give a model in another format, model.to(…)"
+            )
+        raise InvalidValue("precision", name, rule)
 
     @property
     def rounding(self) -> float:

@@ -143,12 +143,12 @@ class RecipeKeywords(TypedDict, total=False):
 
     clip_grad_norm: float | None
     clip_grad_value: float | None
-    scheduler: SchedulerFactory | None
+    scheduler: SchedulerFactory | LRScheduler | None
     scheduler_interval: Interval | str
     scheduler_monitor: str
     average: EMA | SWA | None
     teachers: Teacher | Sequence[Teacher]
-    precision: Precision | str
+    precision: Precision | str | int
     on_nan: OnNan | str
     coupled: Coupled | str
     reduction: Reduction | str
@@ -158,9 +158,11 @@ def recipe_with(loss: LossFunction, optimizer: OptimizerFactory, keywords: Recip
     """Return the recipe of these; raises InvalidValue."""
     given: dict[str, Any] = dict(keywords)
     words = (
-        *(("scheduler_interval", Interval), ("precision", Precision), ("on_nan", OnNan)),
+        *(("scheduler_interval", Interval), ("on_nan", OnNan)),
         *(("coupled", Coupled), ("reduction", Reduction)),
     )
+    if "precision" in given:
+        given["precision"] = Precision.named(given["precision"])
     given |= {field: checks.choice(field, given[field], kind) for field, kind in words if field in given}
     given["teachers"] = as_teachers(given.get("teachers", ()))
     return Recipe(loss=loss, optimizer=optimizer, **given)

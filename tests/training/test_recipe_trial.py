@@ -124,16 +124,8 @@ def test_an_optimiser_that_cannot_work_is_refused_at_once(factory: Callable[...,
     ("fields", "message"),
     [
         (
-            lambda: {"optimizer": adam()},
-            r"optimizer must be a function that makes one .*, not one that is made already, got .*AdamW",
-        ),
-        (
             lambda: {"optimizer": "adam"},
             "optimizer must be a function that makes one in each stage, such as `lambda parameters: ",
-        ),
-        (
-            lambda: {"scheduler": lr.StepLR(adam(), 1)},
-            "scheduler must be a function that makes one .*not one that is made already",
         ),
         (
             lambda: {"scheduler": lr.StepLR, "scheduler_interval": "batch"},
