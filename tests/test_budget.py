@@ -50,7 +50,7 @@ SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
 MODULES, LINES, EXPORTED, VERBS = 580, 75_800, 80, 17
-LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
+LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 56
 
 
 def size_of(room: Path) -> Size:
@@ -85,5 +85,8 @@ def test_the_whole_keeps_to_its_budget() -> None:
 
 
 def is_long(node: ast.AST) -> TypeGuard[ast.FunctionDef]:
-    """Return True for a function that is too long, with its signature and its docstring."""
-    return isinstance(node, ast.FunctionDef) and (node.end_lineno or 0) - node.lineno >= LINES_OF_A_FUNCTION
+    """Return True for a function that is too long, with its signature and without its docstring."""
+    if not isinstance(node, ast.FunctionDef):
+        return False
+    text = ast.get_docstring(node, clean=False)
+    return (node.end_lineno or 0) - node.lineno - (text or "").count("\n") - (text is not None) >= LINES_OF_A_FUNCTION

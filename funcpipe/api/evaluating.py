@@ -58,10 +58,15 @@ class Evaluating(Planning):
         settings: RunSettings = DEFAULT_SETTINGS,
         **keywords: Unpack[RunKeywords],
     ) -> EvaluationResult:
-        """The mean loss and `metrics` of the module in eval mode over `data`, as one process would find them.
+        """Return the mean loss and `metrics` of the module in eval mode, as one process would find them.
 
-        `plan` is one of `optimize_forward`, or one for training. The other arguments are those of `train`, and it
-        raises what `train` raises. The module is not changed, and no optimiser is needed.
+        The module is not changed, and no optimiser is needed. Arguments that are not listed are those of `train`, and
+        it raises what `train` raises.
+
+        Args:
+            data: The data, as in training.
+            metrics: Functions or torchmetrics by name, as in `Validation`.
+            plan: A plan of `optimize_forward`, or one for training; by default the last one of `optimize`.
         """
         result = self._evaluated(
             data, self._recipe.cast_loss, metrics or {}, platform, like, plan, seed, faults, limits, settings, keywords
@@ -87,12 +92,16 @@ class Evaluating(Planning):
         settings: RunSettings = DEFAULT_SETTINGS,
         **keywords: Unpack[RunKeywords],
     ) -> dict[str, Tensor]:
-        """The outputs of the module in eval mode for all samples of `data`, in their order.
+        """Return the outputs of the module in eval mode for all samples, in their order, by name.
 
-        An output that is one tensor is called `output`; others have the names of its items or attributes. Samples are
-        as in training: what follows the inputs, the target, is not read. All outputs must fit in this process's
-        memory. The other arguments are those of `evaluate`. Raises DataError for outputs that are no tensors, or whose
-        first dimension is not the batch.
+        An output that is one tensor is called `output`; others have the names of their items or attributes. All must
+        fit in this process's memory. Arguments that are not listed are those of `evaluate`.
+
+        Args:
+            data: The data, as in training: what follows the inputs, the target, is not read.
+
+        Raises:
+            DataError: Outputs are no tensors, or their first dimension is not the batch.
         """
         result = self._evaluated(data, None, {}, platform, like, plan, seed, faults, limits, settings, keywords)
         return dict(result.outputs)

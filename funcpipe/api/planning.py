@@ -105,14 +105,25 @@ class Planning:
     ) -> ModelProfile:
         """Measure the module's layers for micro-batches of `micro_batch` samples.
 
-        They are timed in this process and scaled to the function sizes of `platform`; or, if an open site is given as
-        `on`, in functions of every size of its platform, for at most `max_usd` dollars.
+        They are timed in this process and scaled to the function sizes of a platform, or timed in functions (`on`).
 
-        `sample_inputs` are what the module is called with, by position or by name; with a `sample_target` the loss is
-        measured too. For data of several lengths it is a list of Buckets; where the first dimension is not the batch,
-        the DataLoader, whose largest micro-batch of some is taken. Layers are timed `repeats` times, and more often on
-        a busy machine. With the `dataset` for `train`, loading is measured too. Light layers are merged until `layers`
-        are left. Raises ModelError or DataError for what cannot be divided or cut.
+        Args:
+            sample_inputs: What the module is called with, by position or by name. For data of several lengths, a list
+                of Buckets; where the first dimension is not the batch, the DataLoader, whose largest micro-batch of
+                some is taken.
+            platform: The platform that the plan is for, by name or by its specification.
+            micro_batch: The samples that a function computes on at once.
+            sample_target: With a target, the loss is measured too.
+            layers: Light layers are merged until so many are left.
+            repeats: Layers are timed so often, and more often on a busy machine.
+            dataset: With the dataset for `train`, loading is measured too.
+            on: An open site: layers are timed in functions of every size of its platform.
+            max_usd: The most that these functions may cost, in dollars.
+            progress: Is called with what is measured and the part that is done.
+
+        Raises:
+            ModelError: The model cannot be divided.
+            DataError: The inputs cannot be cut into micro-batches.
         """
         from funcpipe.client.prepare.profiling import profile_data, profile_inputs
         from funcpipe.partitioner.problem.cuts import merge_layers
@@ -163,16 +174,37 @@ class Planning:
         profile: ModelProfile | None = None,
         spec: AnySpec | None = None,
     ) -> Plan:
-        """The best plan for the profiled module: the cheapest one if an hour saved is worth `time_value` dollars.
+        """Return the best plan for the profiled module, and keep it for the other verbs.
 
-        With `deadline_s` it is the cheapest whose iteration takes no longer, with `budget_usd` the fastest whose
-        iteration costs no more. `pins` are decisions that the plan must follow. Unless `schedule` and `sync` are given,
-        the best ones are chosen. Activations travel in the format `wire`, their gradients in `wire_back`, by default
-        the same, and the gradients that replicas sum in `wire_sync`; with `numerics` "bf16", all that is not asked to
-        travel in 16 bits may travel in bf16, and with "int8" in 8 bits besides. `shard_optimizer` divides the
-        optimiser's state over replicas. `stores` says where messages, sums and checkpoints may be: "default", "auto",
-        or names by kind, {"messages": "express"}; `train` then takes a URL for each. With `simulated_plans`, so many of
-        the best plans are simulated, and the best of them is taken. Raises Infeasible if no plan fits.
+        It is the cheapest one if an hour saved is worth `time_value` dollars.
+
+        Args:
+            global_batch: The samples of a step.
+            time_value: The dollars that an hour saved is worth.
+            deadline_s: Instead, take the cheapest plan whose iteration takes no longer.
+            budget_usd: Instead, take the fastest plan whose iteration costs no more.
+            replicas: The numbers of copies of each stage that may be chosen.
+            wire: The format in which activations travel.
+            recompute: Stages keep what backwards need, or compute it again; by default, whatever is best.
+            wire_back: The format in which the gradients of activations travel, by default `wire`.
+            wire_sync: The format in which the gradients that replicas sum travel.
+            numerics: With "bf16", all that is not asked to travel in 16 bits may travel in bf16; with "int8", in 8 bits
+                besides.
+            schedule: The order of forwards and backwards, by default the best one.
+            sync: The way in which replicas sum gradients, by default the best one.
+            shard_optimizer: Divide the optimiser's state over replicas.
+            stores: Where messages, sums and checkpoints may be: "default", "auto", or names by kind, `{"messages":
+                "express"}`; `train` then takes a URL for each.
+            pins: Decisions that the plan must follow.
+            policy: The search of funcpipe, or the rule of another system, for comparison.
+            solver: The exact search, or a solver of mixed-integer programs.
+            time_limit_s: The seconds after which the search ends with the best plan so far.
+            simulated_plans: Simulate so many of the best plans, and take the best of them.
+            profile: A profile that was read from a file.
+            spec: The platform, by default the profile's.
+
+        Raises:
+            Infeasible: No plan fits.
         """
         from funcpipe.analysis.improve import best_simulated
         from funcpipe.client.prepare.one_stage import search
@@ -212,10 +244,16 @@ class Planning:
         profile: ModelProfile | None = None,
         spec: AnySpec | None = None,
     ) -> Plan:
-        """The best plan for `evaluate` and `predict`, which run forwards alone, in batches of `global_batch` samples.
+        """Return the best plan for `evaluate` and `predict`, which run forwards alone; it is not kept for `train`.
 
-        No gradients and no state of an optimiser take memory, and nothing is summed over replicas. The other arguments
-        are those of `optimize`. The plan is not kept for `train`. Raises Infeasible if no plan fits.
+        No gradients and no optimiser's state take memory, and nothing is summed over replicas. Arguments that are not
+        listed are those of `optimize`.
+
+        Args:
+            global_batch: The samples of a batch.
+
+        Raises:
+            Infeasible: No plan fits.
         """
         from funcpipe.partitioner.optimize import optimize
         from funcpipe.partitioner.problem.goal import forward_only
@@ -234,7 +272,12 @@ class Planning:
 
     @arguments.strict
     def simulate(self, plan: Plan | None = None, *, disturbances: Disturbances = UNDISTURBED) -> Trace:
-        """One iteration of the plan on a virtual clock, with `disturbances` such as noise, stragglers and failures."""
+        """Return one iteration of a plan on a virtual clock.
+
+        Args:
+            plan: The plan, by default the last one of `optimize`.
+            disturbances: Noise, stragglers, failures.
+        """
         from funcpipe.analysis.predict import predict
 
         clipped = self._recipe.exchanges_norms
@@ -252,10 +295,20 @@ class Planning:
         prices: PlatformSpec | None = None,
         validation: Validation | Data | None = None,
     ) -> JobEstimate:
-        """The expected seconds and dollars of training on `data`, or on so many samples, item by item.
+        """Return the expected seconds and dollars of a whole training, item by item. Starts nothing.
 
-        Functions start and end as those of `platform`, by default the plan's; of a deployment's URL, in its region.
-        With `validation` it is validated meanwhile. Starts nothing. Raises PlanError for a plan without an estimate.
+        Args:
+            data: The data, or its number of samples.
+            epochs: How often training goes over it.
+            platform: Functions start and end as those of this platform, by default the plan's; of a deployment's URL,
+                in its region.
+            plan: The plan, by default the last one of `optimize`.
+            faults: As in `train`.
+            prices: The prices, by default the platform's.
+            validation: As in `train`.
+
+        Raises:
+            PlanError: The plan has no estimate.
         """
         chosen = self._planned(plan)
         shape = job_shape(chosen, data, epochs, validation, model=self.model, averaged=self._recipe.average is not None)
@@ -281,11 +334,25 @@ class Planning:
         profile: ModelProfile | None = None,
         spec: AnySpec | None = None,
     ) -> ProvisionTable:
-        """All ways to train on `data`, or on so many samples: functions and machines, seconds, dollars, which to take.
+        """Return all ways to train on functions and machines, their seconds and dollars, and the one to take. Rents
+        nothing.
 
-        The goal is a number of `epochs`, or a `target_loss` with a `loss` model (see `funcpipe provision fit-loss`);
-        deadline and budget are those of the whole job. `market` holds the machines, by name or from a file. With `ways`
-        only those of these names are compared. Rents nothing.
+        Args:
+            data: The data, or its number of samples.
+            global_batch: The samples of a step.
+            epochs: The goal: so many epochs.
+            target_loss: Or the goal: this loss, by the model of `loss`.
+            loss: How the loss falls with steps (see `funcpipe provision fit-loss`).
+            deadline_s: The seconds that the whole job may take.
+            budget_usd: The dollars that the whole job may cost.
+            miss_chance: The chance of missing the deadline that may be taken, where spot machines can go away.
+            market: The machines and their prices, by name or from a file.
+            ways: Compare only those of these names.
+            count_server: λDNN and spotDNN count the parameter server when they search, which their papers leave out;
+                the bill always does.
+            faults: As in `train`.
+            profile: A profile that was read from a file.
+            spec: The platform of functions, by default the profile's.
         """
         from funcpipe.neighbours.history.filing import filed
         from funcpipe.neighbours.provisioning.compare import provision_table

@@ -46,28 +46,37 @@ if TYPE_CHECKING:
 
 
 class FuncPipe(Evaluating):
-    """A module to be trained over functions.
+    """A module to be trained over functions. Training updates `model`.
 
-    `loss_fn` takes the module's output and the targets and returns the mean over the samples it is given; None stands
-    for a module that computes its own loss, which is the `loss` of its output. `optimizer` takes parameters and returns
-    a torch optimiser, for example `partial(torch.optim.SGD, lr=0.1)`; if its argument is called `named_parameters`, it
-    is given pairs of full name and parameter. `scheduler` takes the optimiser and returns a scheduler of
-    torch.optim.lr_scheduler, which is stepped at the end of each epoch, or after each training step if
-    `scheduler_interval` is "step"; a ReduceLROnPlateau after each validation, with its `scheduler_monitor`. Either may
-    be made already, on the parameters of `model`: it is made again in functions, and left as training leaves it. Before
-    each step the gradient of the whole model is scaled down to the norm `clip_grad_norm`, if it is larger, or each of
-    its elements is brought between -`clip_grad_value` and `clip_grad_value`. `average`, an EMA or SWA, keeps an average
-    of the parameters, which is `averaged` in the result of `train`. `teachers`, a Teacher or several, are frozen parts
-    of the module that average other parts of it. `blocks` are paths of modules that become one layer each, whatever is
-    inside. Module and loss compute in `precision`, "bf16" and "fp16" as under `torch.autocast`; "bf16-mixed" and
-    "16-mixed" mean the same. A step with NaN or infinite numbers ends the run, is left out, or is taken all the same:
-    `on_nan` is "stop", "skip" or "ignore". Where the loss of a batch is not the mean of its micro-batches' losses,
-    `train` refuses it, unless `coupled` is "cache": then plans keep all outputs of a global batch and compute its loss
-    once, as one process does; or "accumulate": then it trains on that mean, as gradient accumulation does. With the
-    `reduction` "weighted" the loss returns its sum and what that weighs, such as a number of tokens; with "tokens"
-    torch's mean over targets that are not ignored. Stages run eagerly: `compile=True` and a model or a loss that
-    torch.compile has wrapped are refused. Training updates `model`. Raises InputError for these, and for an optimiser
-    or a scheduler that cannot be made, or cannot be saved and continued.
+    Args:
+        model: The module. Stages run eagerly: what torch.compile has wrapped is refused.
+        loss_fn: Takes the module's output and the targets, and returns the mean over the samples it is given. None
+            stands for a module that computes its own loss, which is the `loss` of its output.
+        optimizer: Takes parameters and returns a torch optimiser, for example `partial(torch.optim.SGD, lr=0.1)`. If
+            its argument is called `named_parameters`, it is given pairs of full name and parameter. It may be made
+            already, on the parameters of `model`: it is made again in functions, and left as training leaves it.
+        name: The model's name in profiles and reports, by default that of its class.
+        blocks: Paths of modules that become one layer each, whatever is inside.
+        compile: Must be False.
+        clip_grad_norm: Before each step, the gradient of the whole model is scaled down to this norm if it is larger.
+        clip_grad_value: Before each step, each element of the gradient is brought between minus and plus this value.
+        scheduler: Takes the optimiser and returns a scheduler of torch.optim.lr_scheduler; or one that is made already.
+        scheduler_interval: The scheduler is stepped at the end of each "epoch", or after each training "step"; a
+            ReduceLROnPlateau after each validation.
+        scheduler_monitor: The result of validation that a ReduceLROnPlateau looks at.
+        average: An EMA or SWA keeps an average of the parameters, which is `averaged` in the result of `train`.
+        teachers: A Teacher or several: frozen parts of the module that average other parts of it.
+        precision: Module and loss compute in "fp32", or in "bf16" or "fp16" as under `torch.autocast`;
+            "bf16-mixed" and "16-mixed" mean the same.
+        on_nan: A step with NaN or infinite numbers ends the run ("stop"), is left out ("skip") or is taken ("ignore").
+        coupled: Where the loss of a batch is not the mean of its micro-batches' losses, `train` refuses it ("refuse");
+            with "cache", plans keep all outputs of a global batch and compute its loss once, as one process does; with
+            "accumulate", it trains on that mean, as gradient accumulation does.
+        reduction: The loss returns a "mean"; or its sum and what that weighs, such as a number of tokens ("weighted");
+            or torch's mean over targets that are not ignored ("tokens").
+
+    Raises:
+        InputError: An argument is wrong, or an optimiser or a scheduler cannot be made, or saved and continued.
     """
 
     _learned: Learned | None = None
@@ -95,25 +104,35 @@ class FuncPipe(Evaluating):
         """Train the module over functions, as one process would, and load the result into it.
 
         Called again, it goes on: `epochs` more, with its optimiser, order of data and seeds where they were (`reset`).
-        `dataset` holds tuples of the module's inputs and, last, the target, or dictionaries of its arguments; or it is
-        a factory of such a dataset, which is called inside the functions, or the URL of one in object storage, such as
-        `s3://bucket/prefix` (see `funcpipe.data`). On the local platform functions are as fast
-        as this machine, and unlimited; `like` another platform they have its memory, processors, links and lifetime.
-        Other platforms are what `funcpipe deploy` made, by URL: `aws-lambda://NAME?region=…`, `aliyun-fc://…`; or Ray,
-        `ray://local`, `ray://auto` or `ray://HOST:PORT`.
+        The module changes only if the run succeeds.
 
-        With `validation` the model is validated meanwhile, by default after every epoch: see `Validation`.
+        Args:
+            dataset: Holds tuples of the module's inputs and, last, the target, or dictionaries of its arguments; or it
+                is a factory of such a dataset, which is called inside the functions, or the URL of one in object
+                storage, such as `s3://bucket/prefix` (see `funcpipe.data`).
+            epochs: How often training goes over the dataset.
+            platform: "local", functions as processes of this machine; what `funcpipe deploy` made, by URL,
+                `aws-lambda://NAME?region=…`, `aliyun-fc://…`; or Ray, `ray://local`, `ray://auto` or `ray://HOST:PORT`.
+            like: The platform whose memory, processors, links and lifetime local functions have; by default no limits.
+            plan: The plan, by default the last one of `optimize`.
+            seed: Decides the order of samples, and the random numbers that the model draws.
+            shuffle: Mix the samples of each epoch.
+            validation: Data on which the module is validated after every epoch, or a `Validation`.
+            faults: How the run copes with failures.
+            limits: What it may cost, and how long it may take.
+            settings: What it is called and where its objects lie. Each setting may be given by keyword: `run`, which is
+                the name, `storage`, `resume` and the others of `RunSettings`. A run that is resumed goes on by whatever
+                plan; if its functions still run, it is watched, as it was started.
+            callbacks: Get the events of the run: see `Callback` and `funcpipe.loggers`.
+            progress: Draw a bar on a terminal or in a notebook.
+            confirm: Gets the job's estimate before anything starts, and may raise.
 
-        `faults` says how the run copes with failures, `limits` what it may cost, `settings` what it is called and where
-        its objects lie; each setting may be given by keyword (see `RunSettings`; `run` is the name). A run that is
-        resumed goes on by whatever plan; if its functions still run, it is watched, as it was started.
-
-        `callbacks` get the events of the run, see `Callback` and `funcpipe.loggers`; `progress` draws a bar on a
-        terminal or in a notebook. `confirm` gets the job's estimate before anything starts, and may raise.
-
-        Raises PlanError, DataError, ModelError, PlatformRefused, RunTaken or RunUnknown before any function starts;
-        WorkerFailed, RunHalted or DeadlineExceeded afterwards; RunInterrupted when Ctrl-C or SIGTERM ends it, after a
-        step that is saved where it can be resumed, or ends watching. The module changes only if the run succeeds.
+        Raises:
+            InputError: PlanError, DataError, ModelError, PlatformRefused, RunTaken or RunUnknown: before a function
+                starts.
+            RunError: WorkerFailed, RunHalted or DeadlineExceeded: afterwards.
+            RunInterrupted: Ctrl-C or SIGTERM ended the run, after a step that is saved where it can be resumed, or
+                ended watching.
         """
         settings, order = settings_with(settings, keywords), SampleOrder(epochs=epochs, seed=seed, shuffle=shuffle)
         events = Callbacks(with_bar(callbacks, progress))
@@ -155,17 +174,27 @@ class FuncPipe(Evaluating):
     ) -> "ServerResult":
         """Train the module around a parameter server, on Ray or on functions, and load the result into it.
 
-        `way` is what `provision` has found, with a parameter server, or a cluster or functions by hand. `updates` "bsp"
-        makes those of one process, however many workers there are and however fast; "asp" makes one with each push of a
-        worker. Micro-batches are what is dealt out to workers. `market` has the prices of machines: for these,
-        `platform` is a Ray cluster that has them, `ray://auto` or `ray://HOST:PORT`; by default all of them are
-        processes of this machine. For functions it is "local", with the limits of `like` if that is given, or a
-        deployment's URL; the server is in this process then, and `limits` hold for this call. With a `storage`, the
-        server is saved after every `save_every` updates, and a run of the same name goes on from there. `watch` gets
-        the share of the run done, and may let workers leave and join, as a `Replanner` does.
+        The module changes only if the run succeeds. Arguments that are not listed are those of `train`.
 
-        Raises PlanError, DataError or ModelError before anything starts, WorkerFailed when no worker is left,
-        RunHalted at a limit. The module changes only if the run succeeds.
+        Args:
+            dataset: As in `train`.
+            way: What `provision` has found, with a parameter server; or a cluster or functions by hand.
+            global_batch: The samples of an update.
+            micro_batch: The samples that are dealt out to a worker at once.
+            updates: "bsp" makes those of one process, however many workers there are and however fast; "asp" makes one
+                with each push of a worker.
+            market: The prices of machines.
+            platform: For machines, a Ray cluster that has them, `ray://auto` or `ray://HOST:PORT`; by default all of
+                them are processes of this machine. For functions, "local" or a deployment's URL; the server is in this
+                process then, and `limits` hold for this call.
+            like: The platform whose limits local functions have.
+            save_every: With a `storage`, save the server after every so many updates; a run of the same name goes on
+                there.
+            watch: Gets the share of the run done, and may let workers leave and join, as a `Replanner` does.
+
+        Raises:
+            InputError: PlanError, DataError or ModelError: before anything starts.
+            RunError: WorkerFailed: no worker is left; RunHalted: at a limit.
         """
         from funcpipe.neighbours.history.filing import file_server_run
         from funcpipe.neighbours.parameter_server.loops import nothing_changes
@@ -201,7 +230,13 @@ class FuncPipe(Evaluating):
 
     @arguments.strict
     def load(self, run: str, *, storage: str | Storage, step: int | None = None) -> int:
-        """Load what `funcpipe.export` reads; returns its step. Then `train` begins with a new optimiser."""
+        """Load a checkpoint of a run into the module and return its step; `train` then begins with a new optimiser.
+
+        Args:
+            run: The run's name.
+            storage: The URL of the storage that it is in, or the open storage.
+            step: The step, by default the last one that `funcpipe.export` can read.
+        """
         self.reset()
         return load_into(self.model, self._recipe.loss, run, storage=storage, step=step)
 
@@ -223,9 +258,10 @@ class FuncPipe(Evaluating):
         confirm: Confirm | None = None,
         **keywords: Unpack[RunKeywords],
     ) -> str:
-        """Do what `train` does, but leave the run to itself once its functions are started; returns the run's name.
+        """Start what `train` does, leave the run to itself once its functions have started, and return its name.
 
-        On the local platform it needs a `storage`. `train` with `resume` watches it, and collects what it leaves.
+        On the local platform it needs a `storage`. `train` with `resume` watches the run, and collects what it leaves.
+        The arguments are those of `train`.
         """
         settings, order = settings_with(settings, keywords), SampleOrder(epochs=epochs, seed=seed, shuffle=shuffle)
         with open_session(platform, like, settings, silent=True, detached=True) as session:
@@ -248,12 +284,19 @@ class FuncPipe(Evaluating):
         tolerance: float = TOLERANCE,
         message_deadline_s: float = DEFAULT_SETTINGS.message_deadline_s,
     ) -> Verification:
-        """Train for `steps` steps over local functions and in one process, and compare; the module stays as it is.
+        """Train for some steps over local functions and in one process, and compare; the module stays as it is.
 
         The one process trains on whole global batches, as a script does; where the model draws random numbers, or its
         samples depend on each other as under BatchNorm, it accumulates micro-batches. The result says which was equal.
+        It raises what `train` raises.
 
-        Raises what `train` raises.
+        Args:
+            dataset: As in `train`.
+            steps: The number of steps.
+            plan: The plan, by default the last one of `optimize`.
+            seed: As in `train`.
+            tolerance: The largest difference that counts as equal, relative to the change by training.
+            message_deadline_s: As in `RunSettings`.
         """
         checks.positive("tolerance", tolerance)
         settings, order = RunSettings(message_deadline_s=message_deadline_s), SampleOrder(seed=seed, steps=steps)

@@ -1,31 +1,15 @@
 """The page in a headless Chromium: no error, no sideways scrolling, light and dark, by keyboard, without network."""
 
-import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from funcpipe.show.page import write_page
-from scripts.chromium import NAMES
 from tests.show.large import material
+from tests.support.browser import WAIT_MS
 
-CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
-pytestmark = [
-    pytest.mark.xdist_group("browser"),
-    pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium; run: make chromium"),
-]
-WAIT_MS = 120_000
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-    with sync_api.sync_playwright() as started:
-        found = started.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=WAIT_MS)
-        yield found
-        found.close()
+pytestmark = pytest.mark.xdist_group("browser")
 
 
 @pytest.fixture(scope="module")
