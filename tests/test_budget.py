@@ -24,15 +24,15 @@ class Size(NamedTuple):
 
 ROOMS = {
     "analysis": Size(350, 5, 17),
-    "api": Size(291, 4, 4),
+    "api": Size(295, 4, 4),
     "cli": Size(1947, 12, 97),
-    "client": Size(4221, 47, 167),
-    "comm": Size(1055, 21, 44),
+    "client": Size(4355, 48, 172),
+    "comm": Size(1161, 23, 48),
     "core": Size(2995, 123, 202),
     "data": Size(524, 17, 18),
     "examples": Size(24, 0, 4),
     "loggers": Size(323, 5, 7),
-    "model": Size(5430, 86, 227),
+    "model": Size(5434, 86, 227),
     "neighbours": Size(3729, 72, 195),
     "partitioner": Size(5104, 68, 244),
     "platforms": Size(5717, 94, 226),
@@ -41,7 +41,7 @@ ROOMS = {
     "scheduler": Size(1251, 26, 43),
     "show": Size(1534, 11, 88),
     "testing": Size(723, 18, 21),
-    "training": Size(4891, 94, 179),
+    "training": Size(4912, 95, 180),
     "worker": Size(2182, 37, 44),
 }
 """The budget of each folder of `funcpipe`."""
@@ -49,8 +49,8 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 580, 75_800, 80, 17
-LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 56
+MODULES, LINES, EXPORTED, VERBS = 582, 76_000, 80, 17
+LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 
 def size_of(room: Path) -> Size:

@@ -151,5 +151,6 @@ class Evaluating(Planning):
                 message_deadline_s=settings.message_deadline_s,
                 prices=settings.prices or self._spec or planned_spec(chosen),
                 evaluation=evaluation,
+                weights=self._weights,
             )
             return launch(prepare(job, session, faults=faults, limits=limits, settings=settings))

@@ -54,6 +54,7 @@ from funcpipe.worker.deferred_compiler import CompilerDeferred
 
 if TYPE_CHECKING:
     from funcpipe.client.prepare.profiling import SampleInputs
+    from funcpipe.client.prepare.weights import WeightSource
 
 
 class Planning:
@@ -63,16 +64,20 @@ class Planning:
     @CompilerDeferred()
     def __init__(
         self,
-        model: nn.Module,
+        model: nn.Module | Callable[[], nn.Module],
         *,
         loss_fn: LossFunction | None = None,
         optimizer: OptimizerFactory | Optimizer = no_optimizer,
         name: str | None = None,
+        weights: "WeightSource | None" = None,
         blocks: Sequence[str] = (),
         compile: bool = False,
         **learning: Unpack[RecipeKeywords],
     ) -> None:
-        arguments.check_learner(model, loss_fn=loss_fn, blocks=blocks)
+        self._weights = None
+        if weights is not None:
+            model, self._weights = arguments.opened(model, weights)
+        model = arguments.learner(model, loss_fn=loss_fn, blocks=blocks)
         arguments.check_eager(model, loss_fn, compile=compile)
         self.model = model
         self.name = name or type(model).__name__

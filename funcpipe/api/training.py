@@ -49,13 +49,15 @@ class FuncPipe(Evaluating):
     """A module to be trained over functions. Training updates `model`.
 
     Args:
-        model: The module. Stages run eagerly: what torch.compile has wrapped is refused.
+        model: The module, or with `weights` a function that makes it. Stages run eagerly: what torch.compile has
+            wrapped is refused.
         loss_fn: Takes the module's output and the targets, and returns the mean over the samples it is given. None
             stands for a module that computes its own loss, which is the `loss` of its output.
         optimizer: Takes parameters and returns a torch optimiser, for example `partial(torch.optim.SGD, lr=0.1)`. If
             its argument is called `named_parameters`, it is given pairs of full name and parameter. It may be made
             already, on the parameters of `model`: it is made again in functions, and left as training leaves it.
         name: The model's name in profiles and reports, by default that of its class.
+        weights: Safetensors files by path or URL, from which functions read what they need (docs/training.md).
         blocks: Paths of modules that become one layer each, whatever is inside.
         compile: Must be False.
         clip_grad_norm: Before each step, the gradient of the whole model is scaled down to this norm if it is larger.
@@ -329,6 +331,7 @@ class FuncPipe(Evaluating):
             blocks=self._blocks,
             learned=learned,
             logged_notes=self._logged_notes,
+            weights=self._weights,
         )
 
     @CompilerDeferred()

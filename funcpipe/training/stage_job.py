@@ -1,17 +1,22 @@
 """The contents of a stage's code bundle besides its module, and a function's parts made of it."""
 
 import hashlib
-from collections.abc import Callable
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+
+from torch import Tensor, nn
 
 from funcpipe.comm import codec
 from funcpipe.comm.collectives import pattern_of
-from funcpipe.core import Routes, Wire, WorkerSpec
+from funcpipe.comm.weight_files import StoredTensor, fill
+from funcpipe.core import MB, Routes, Wire, WorkerSpec
 from funcpipe.core.settings import WHY_GONE
 from funcpipe.errors import CorruptMessage, KeyMissing, StorageError
 from funcpipe.model.graph import Signature
 from funcpipe.model.split import StageModule, load_stage
-from funcpipe.platforms.base import RequestMeter, Storage
+from funcpipe.platforms.base import OpenStorage, RequestMeter, Storage
 from funcpipe.training.batches import Batches, ShardedSamples
 from funcpipe.training.computation import Computation
 from funcpipe.training.data import LoadedBatch
@@ -25,6 +30,29 @@ from funcpipe.training.parameter_hooks import NamedHooks
 from funcpipe.training.passes import Batch
 from funcpipe.training.recipe import Recipe
 
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageWeights:
+    """The tensors of a stage that are not uploaded with it: those in files of weights, by name.
+
+    `open_storage` opens the storage of such a file.
+    """
+
+    stored: Mapping[str, StoredTensor]
+    open_storage: OpenStorage
+
+    def fill(self, stages: Iterable[nn.Module], meter: RequestMeter | None) -> None:
+        """Read them into the tensors of `stages`. Raises CorruptMessage if they have changed since the run began."""
+        began_s = time.monotonic()
+        targets: dict[int, tuple[StoredTensor, Tensor]] = {}
+        for stage in stages:
+            named = (*stage.named_parameters(remove_duplicate=False), *stage.named_buffers(remove_duplicate=False))
+            targets |= {id(tensor): (self.stored[name], tensor) for name, tensor in named if name in self.stored}
+        read, seconds = fill(targets.values(), self.open_storage, meter), time.monotonic() - began_s
+        _log.info("read %.1f MB of weights in %.2f s", read / MB, seconds)
+
 
 @dataclass(frozen=True)
 class StageJob:
@@ -32,7 +60,7 @@ class StageJob:
 
     `parameters` are the trainable ones of the whole model. With an `evaluation` it is validated, or only evaluated if
     it trains no epochs. `hooks` are those of the stage's parameters; `layout` says how outputs lie side by side, if the
-    loss is computed for the whole batch.
+    loss is computed for the whole batch. `weights` are those that the stage begins with, as far as they lie in files.
     """
 
     routes: Routes
@@ -46,6 +74,7 @@ class StageJob:
     evaluation: StageEvaluation | None = None
     hooks: NamedHooks = field(default_factory=dict)
     layout: BatchLayout | None = None
+    weights: StageWeights | None = None
 
     def batches(self, spec: WorkerSpec) -> Batches:
         """Return the dataset cut into steps and micro-batches."""
@@ -126,8 +155,8 @@ def _loader(source: DataSource, order: Order, keep: Callable[[LoadedBatch], Batc
     return Loader(source.dataset, source.options, order, seed=seed, keep=keep)
 
 
-def load_bundle(spec: WorkerSpec, storage: Storage) -> tuple[StageModule, StageJob]:
-    """Return the module of the stage of `spec`, and its job.
+def load_bundle(spec: WorkerSpec, storage: Storage, meter: RequestMeter) -> tuple[StageModule, StageJob]:
+    """Return the module of the stage of `spec`, and its job; `meter` counts what is asked of files of weights.
 
     Raises CorruptMessage unless it is the code that `spec` names, StorageError if it is gone.
     """
@@ -138,4 +167,6 @@ def load_bundle(spec: WorkerSpec, storage: Storage) -> tuple[StageModule, StageJ
     if hashlib.sha256(bundle).hexdigest() != spec.bundle_sha256:
         raise CorruptMessage(f"{spec.bundle} is not the code that the invocation names: its SHA-256 differs")
     stage, job = load_stage(bundle, codec.decode(tensors))
+    if job.weights is not None:
+        job.weights.fill([stage, *([] if job.evaluation is None else [job.evaluation.stage])], meter)
     return stage, job

@@ -56,7 +56,7 @@ def load_worker(
     Raises CorruptMessage if the code in storage is not what `spec` names.
     """
     invoked, began_s = invoked or Invoked(), time.monotonic()
-    stage, job = load_bundle(spec, storage)
+    stage, job = load_bundle(spec, storage, invoked.meter)
     loaded_s = time.monotonic() - began_s
     _log.info("loaded the code and tensors of stage %d in %.2f s", spec.stage, loaded_s)
     keys = Keys.of(spec)

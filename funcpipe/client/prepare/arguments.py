@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 from funcpipe.client.prepare.session import Site
+from funcpipe.client.prepare.weights import ModelWeights, WeightSource, open_model
 from funcpipe.core import FaultTolerance, Pins, PlatformSpec, RunLimits, Validation, checks
 from funcpipe.errors import InputError, InvalidValue, PlanError
 from funcpipe.platforms.catalog import load_spec
@@ -109,14 +110,22 @@ def _refuse_keyword(verb: str, name: str, known: Collection[str], owner: type) -
     raise InputError(f"{title} takes no {name}=; {rest}")
 
 
-def check_learner(model: object, *, loss_fn: Callable[..., Any] | None, blocks: Sequence[str]) -> None:
-    """Raise InvalidValue unless these are a module that is made already, a function, and paths of modules."""
+def opened(factory: object, weights: WeightSource) -> tuple[nn.Module, ModelWeights]:
+    """The module that `factory` makes, with `weights`. Raises InvalidValue unless it is a function that makes one."""
+    if isinstance(factory, nn.Module) or not callable(factory):
+        rule = "must be a function that makes the module where weights= says what it begins with: lambda: Model(…)"
+        raise InvalidValue("model", type(factory).__name__, rule)
+    return open_model(factory, weights)
+
+
+def learner(model: object, *, loss_fn: Callable[..., Any] | None, blocks: Sequence[str]) -> nn.Module:
+    """`model`. Raises InvalidValue unless these are a module that is made already, a function, and paths of modules."""
     if isinstance(model, type) and issubclass(model, nn.Module):
         raise InvalidValue(
             "model", model.__name__, f"must be a module, not its class: FuncPipe({model.__name__}(…), …)"
         )
     if not isinstance(model, nn.Module):
-        way_out = ": call it, FuncPipe(make(), …)" if callable(model) else ""
+        way_out = ": call it, FuncPipe(make(), …), or give weights=, the files to begin with" if callable(model) else ""
         raise InvalidValue("model", model, f"must be a torch.nn.Module{way_out}")
     if loss_fn is not None and not callable(loss_fn):
         raise InvalidValue("loss_fn", loss_fn, "must be a function of output and target, or None")
@@ -126,6 +135,7 @@ def check_learner(model: object, *, loss_fn: Callable[..., Any] | None, blocks: 
         )
     if isinstance(blocks, str):
         raise InvalidValue("blocks", blocks, f"must be a sequence of paths: blocks=[{blocks!r}]")
+    return model
 
 
 def check_eager(model: nn.Module, loss_fn: object, *, compile: object) -> None:

@@ -19,6 +19,7 @@ from funcpipe.client.prepare.evaluation import JobEvaluation, as_validation, mak
 from funcpipe.client.prepare.joint_trial import JointTrial
 from funcpipe.client.prepare.loss_calls import check_reach
 from funcpipe.client.prepare.rehearsal import carried_by_loss, check_is_finite, rehearse
+from funcpipe.client.prepare.weights import ModelWeights
 from funcpipe.core import Coupled, Plan, PlatformSpec, RunSettings, Validation, Wire, checks
 from funcpipe.core.validation import LOSS
 from funcpipe.errors import InvalidValue, PlanError
@@ -28,6 +29,7 @@ from funcpipe.model.graph.isolation import in_turn, tried_in_turn
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried, with_followed
 from funcpipe.model.split import StageModule
 from funcpipe.model.split.module_state import read_attributes
+from funcpipe.platforms.base import Platform
 from funcpipe.platforms.catalog import planned_spec
 from funcpipe.training.averaging import followed, warn_of_copies
 from funcpipe.training.batches import Batches, ShardedSamples, sharded_samples
@@ -84,7 +86,7 @@ class Job:
     `parameters` are the trainable ones of the model, in its order, and then of the loss; `loss_carried` is what calls
     of the loss leave for the next ones. `layout` is how outputs lie side by side, for a loss of the whole batch.
     `shards` is how the samples lie in shards, if they do. It is validated as `evaluation` says; a job of no epochs only
-    evaluates.
+    evaluates. `weights` are those of the model that functions read from files.
     """
 
     graph: LayerGraph
@@ -103,6 +105,7 @@ class Job:
     loading: LoaderOptions = field(default_factory=LoaderOptions)
     shards: ShardedSamples | None = None
     evaluation: JobEvaluation | None = None
+    weights: ModelWeights | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "plan", replace(self.plan, request=None))  # its profile is no use to functions
@@ -134,6 +137,12 @@ class Job:
         estimate = self.plan.estimate
         return None if estimate is None else (self.steps - done) * (estimate.iteration_s + estimate.overhead_s)
 
+    def check_on(self, platform: Platform, done: int) -> None:
+        """Raise InputError if what is left after `done` steps cannot run on `platform`, as far as can be known."""
+        platform.check(self.plan, run_s=self.expected_s(done))
+        if self.weights is not None:
+            self.weights.check_reachable(platform.url)
+
     def prepared_data(self) -> PreparedData:
         """The training data as it is sent. Raises DataError."""
         return sendable(self.dataset, self.loading)
@@ -160,7 +169,8 @@ class Learner:
     """A module with its way of learning.
 
     `blocks` are the paths of modules to trace as one layer each, besides those of the plan. It goes on with what it has
-    `learned` before, if it has. `logged_notes` on the model are not logged again.
+    `learned` before, if it has. `logged_notes` on the model are not logged again. `weights` are those that lie in
+    files.
     """
 
     model: nn.Module
@@ -168,6 +178,7 @@ class Learner:
     blocks: tuple[str, ...] = ()
     learned: Learned | None = None
     logged_notes: set[str] = field(default_factory=set)
+    weights: ModelWeights | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,6 +254,7 @@ def make_job(
         shards=sharded_samples(
             made, samples, dataset_samples=len(made), micro_batch=plan.micro_batch, replicas=plan.replicas
         ),
+        weights=learner.weights,
     )
     job = _tried(job, learner, source, opening, rehearses=settings.rehearse)
     return job if validation is None else _validated(job, learner, as_validation(validation))

@@ -197,7 +197,7 @@ def prepare(
     job = replace(job, prices=prices_at(platform.url, job.prices, given=settings.prices is not None))
     account = RunAccount() if record is None else earlier_account(job, session.storage, record, before)
     if before.platform is None:
-        platform.check(job.plan, run_s=job.expected_s(done))
+        job.check_on(platform, done)
     if before.platform is None or before.resumed is None:
         faults = within(platform.spec, faults)
     estimate = _estimate(job, stages, platform.spec, faults, account, done=done if before.resumed or not record else 0)

@@ -161,6 +161,7 @@ def _prepared_stage(
     job: Job, routes: Routes, stage: StageModule, data: RunData, evaluation: StageEvaluation | None
 ) -> PreparedStage:
     training = data.training if stage.inputs or stage.is_last else None
+    weights = None if job.weights is None else job.weights.of_stage(stage)
     stage_job = StageJob(
         routes=routes,
         signature=job.graph.signature,
@@ -173,8 +174,9 @@ def _prepared_stage(
         evaluation=evaluation,
         hooks=_hooks_of(job, stage),
         layout=job.layout if stage.is_last else None,
+        weights=weights,
     )
-    bundle, tensors = dump_stage(stage, stage_job)
+    bundle, tensors = dump_stage(stage, stage_job, elsewhere={} if weights is None else weights.stored)
     return PreparedStage(module=stage, bundle=bundle, tensors=tensors)
 
 

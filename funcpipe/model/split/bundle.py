@@ -6,7 +6,7 @@ import io
 import pickle
 import pickletools
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextvars import Context, ContextVar
 from types import ModuleType
 from typing import Any
@@ -24,14 +24,15 @@ from funcpipe.model.graph.user_code import is_installed, is_standard
 from funcpipe.model.split.stage import StageModule
 
 
-def dump_stage(stage: StageModule, extra: Any) -> tuple[bytes, dict[str, Tensor]]:
+def dump_stage(stage: StageModule, extra: Any, *, elsewhere: Collection[str] = ()) -> tuple[bytes, dict[str, Tensor]]:
     """`stage` and `extra` as a bundle of code without the contents of tensors, and the tensors by name.
 
-    A tensor that several names or objects refer to is stored once, so that ties survive. The bundle includes the user's
-    own Python modules. Raises ModelError if something cannot be pickled.
+    A tensor that several names or objects refer to is stored once, so that ties survive. Of those whose names are in
+    `elsewhere` the bundle has shape and dtype alone. The bundle includes the user's own Python modules. Raises
+    ModelError if something cannot be pickled.
     """
     try:
-        return _dump((stage, extra), {id(t): name for name, t in _named_tensors(stage)})
+        return _dump((stage, extra), {id(t): name for name, t in _named_tensors(stage)}, elsewhere)
     except Exception as error:
         raise ModelError(
             f"the stage cannot be sent to another process: {error_text(error)}; "
@@ -50,17 +51,17 @@ def load_value(bundle: bytes, tensors: Mapping[str, Tensor]) -> Any:
         return _Unpickler(io.BytesIO(bundle), tensors).load()
 
 
-def _dump(value: Any, names: Mapping[int, str]) -> tuple[bytes, dict[str, Tensor]]:
+def _dump(value: Any, names: Mapping[int, str], elsewhere: Collection[str] = ()) -> tuple[bytes, dict[str, Tensor]]:
     buffer = io.BytesIO()
-    pickler = _Pickler(buffer, names)
+    pickler = _Pickler(buffer, names, elsewhere)
     with in_turn(), _user_modules_by_value():
         pickler.dump(value)
     return buffer.getvalue(), pickler.tensors
 
 
 def load_stage(bundle: bytes, tensors: Mapping[str, Tensor]) -> tuple[StageModule, Any]:
-    """The stage and the extra that `dump_stage` wrote, holding `tensors`. Runs code from `bundle`: check its digest
-    first.
+    """The stage and the extra that `dump_stage` wrote, holding `tensors`; those that are elsewhere are uninitialised.
+    Runs code from `bundle`: check its digest first.
     """
     stage, extra = load_value(bundle, tensors)
     stage.train()
@@ -92,25 +93,32 @@ CONSTANT = "constant:"
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    """Pickles a reference in place of every tensor, and keeps the tensor in `tensors`."""
+    """Pickles a reference in place of every tensor, and keeps the tensor in `tensors` unless it is `elsewhere`."""
 
-    def __init__(self, file: io.BytesIO, names: Mapping[int, str]) -> None:
+    def __init__(self, file: io.BytesIO, names: Mapping[int, str], elsewhere: Collection[str]) -> None:
         super().__init__(file)
         self.names = names
+        self.elsewhere = elsewhere
         self.tensors: dict[str, Tensor] = {}
         self.references: dict[int, tuple[Any, ...]] = {}
         self.seen: list[Tensor] = []
 
     def persistent_id(self, obj: Any) -> tuple[Any, ...] | None:
-        """The reference to `obj` if it is a tensor: its name, whether it is a parameter and trainable, its strides."""
+        """The reference to `obj` if it is a tensor: its name, whether it is a parameter and trainable, its strides, and
+        shape and dtype if it is elsewhere.
+        """
         if not isinstance(obj, Tensor):
             return None
         if id(obj) not in self.references:
             self.seen.append(obj)
             name = self.names.get(id(obj), f"{CONSTANT}{len(self.references)}")
-            self.tensors[name] = obj.detach()
+            form: tuple[Any, ...] = ()
+            if name in self.elsewhere:
+                form = tuple(obj.shape), obj.dtype
+            else:
+                self.tensors[name] = obj.detach()
             trainable = obj.requires_grad and obj.is_leaf
-            self.references[id(obj)] = (name, isinstance(obj, nn.Parameter), trainable, tuple(obj.stride()))
+            self.references[id(obj)] = (name, isinstance(obj, nn.Parameter), trainable, tuple(obj.stride()), *form)
         return self.references[id(obj)]
 
     def reducer_override(self, obj: Any) -> Any:
@@ -137,10 +145,10 @@ class _Unpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: tuple[Any, ...]) -> Tensor:
         """The tensor that `pid` refers to, always the same object."""
-        name, is_parameter, trainable, stride = pid
+        name, is_parameter, trainable, stride, *form = pid
         if name not in self.made:
-            tensor = self.tensors[name].detach()
-            if tuple(tensor.stride()) != stride and 0 not in stride:
+            tensor = torch.empty(form[0], dtype=form[1]) if form else self.tensors[name].detach()
+            if not form and tuple(tensor.stride()) != stride and 0 not in stride:
                 tensor = torch.empty_strided(tensor.shape, stride, dtype=tensor.dtype).copy_(tensor)
             self.made[name] = nn.Parameter(tensor, trainable) if is_parameter else tensor.requires_grad_(trainable)
         return self.made[name]

@@ -1,0 +1,173 @@
+"""Weights of a model that lie in safetensors files: found, and matched with the model's tensors, by headers alone."""
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit, urlunsplit
+
+from torch import Tensor, nn
+
+from funcpipe.comm.weight_files import StoredTensor, read_header
+from funcpipe.errors import DataError, KeyMissing, ModelError, PlatformRefused
+from funcpipe.model.graph.values import first_few
+from funcpipe.model.tensors import named_tensors
+from funcpipe.platforms.base import Storage
+from funcpipe.platforms.catalog import LOCAL, is_ray, open_storage
+from funcpipe.training.stage_job import StageWeights
+
+_log = logging.getLogger(__name__)
+
+WeightSource = str | Path | Sequence[str | Path]
+"""Files of weights: a folder, a file or an index, by path or URL; or several files."""
+
+_INDEX = "model.safetensors.index.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelWeights:
+    """The tensors of a model that lie in files, by each of the model's names for them."""
+
+    stored: Mapping[str, StoredTensor]
+
+    def of_stage(self, stage: nn.Module) -> StageWeights:
+        """Those that `stage` holds."""
+        named = (*stage.named_parameters(remove_duplicate=False), *stage.named_buffers(remove_duplicate=False))
+        stored = {name: self.stored[name] for name, _ in named if name in self.stored}
+        return StageWeights(stored=stored, open_storage=open_storage)
+
+    def check_reachable(self, platform: str) -> None:
+        """Raise PlatformRefused for files of this machine if the functions of `platform`, a URL, run in a cloud."""
+        local = next((tensor.file for tensor in self.stored.values() if tensor.file.url.startswith("file:")), None)
+        if local is not None and not is_ray(platform) and urlsplit(platform).scheme != LOCAL:
+            raise PlatformRefused(
+                f"the weights {local.place} lie on this machine, where the functions cannot read them; copy them to "
+                "the run's object storage, and give that URL as weights"
+            )
+
+
+def open_model(factory: Callable[[], nn.Module], source: WeightSource) -> tuple[nn.Module, ModelWeights]:
+    """The model that `factory` makes, with the weights in the files of `source`.
+
+    Raises DataError for files that are missing or damaged, ModelError for weights of another model.
+    """
+    model = factory()
+    weights = match_weights(model, find_weights(source))
+    weights.of_stage(model).fill([model], None)
+    return model, weights
+
+
+def find_weights(source: WeightSource) -> dict[str, StoredTensor]:
+    """The tensors in the files of `source`, by name. Raises DataError for files that are missing or damaged."""
+    sources = [source] if isinstance(source, str | Path) else list(source)
+    found: dict[str, StoredTensor] = {}
+    for url, key in dict.fromkeys(place for one in sources for place in _files(str(one))):
+        for name, tensor in read_header(open_storage(url), url, key).items():
+            if name in found:
+                raise DataError(f"{name} is in two files, {found[name].file.place} and {tensor.file.place}; give one")
+            found[name] = tensor
+    if not found:
+        raise DataError(f"there are no tensors in {source}; give a folder of safetensors files, or such a file")
+    return found
+
+
+def _files(source: str) -> Iterable[tuple[str, str]]:
+    """The files of one source: the URL of the storage of each, and its key."""
+    path = Path(source)
+    if not urlsplit(source).scheme:
+        if not path.exists():
+            raise DataError(f"there is no file or folder of weights {source}; give one that is there, or a URL")
+        folder, name = (path, "") if path.is_dir() else (path.parent, path.name)
+        return [_resolved(folder / key) for key in _keys(open_storage(folder.resolve().as_uri()), name, source)]
+    parts = urlsplit(source)
+    folder_path, _, name = (
+        parts.path.rpartition("/")
+        if parts.path.endswith((".safetensors", ".json"))
+        else (*(parts.path.rstrip("/"), "", ""),)
+    )
+    url = urlunsplit(parts._replace(path=folder_path))
+    return [(url, key) for key in _keys(open_storage(url), name, source)]
+
+
+def _resolved(path: Path) -> tuple[str, str]:
+    """A local file, which may be a link, as in the cache of Hugging Face's hub."""
+    real = path.resolve()
+    return real.parent.as_uri(), real.name
+
+
+def _keys(storage: Storage, name: str, source: str) -> list[str]:
+    """The files in a folder, by its index if it has one; or the file `name` alone, or those of the index `name`."""
+    if name.endswith(".safetensors"):
+        return [name]
+    try:
+        index = json.loads(storage.get(name or _INDEX))
+        return sorted(set(index["weight_map"].values()))
+    except KeyMissing:
+        found = [key for key in storage.list("") if key.endswith(".safetensors") and "/" not in key]
+        if name or not found:
+            raise DataError(f"there are no files of weights in {source}; give a folder of safetensors files") from None
+        return found
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise DataError(f"{name or _INDEX} of {source} is no index of safetensors files: {error}") from error
+
+
+def match_weights(model: nn.Module, found: Mapping[str, StoredTensor]) -> ModelWeights:
+    """The tensors of `model` that are among those `found`; each of the names of a tied one may be.
+
+    Raises ModelError for tensors of other shapes or kinds of numbers, and for those that the model does not have.
+    """
+    own = named_tensors(model)
+    names: dict[int, list[str]] = {}
+    for name, tensor in own.items():
+        names.setdefault(id(tensor), []).append(name)
+    stored: dict[str, StoredTensor] = {}
+    for tied in names.values():
+        places = [found[inside] for name in tied if (inside := _name_in(found, name)) is not None]
+        stored |= dict.fromkeys(tied, places[0]) if places else {}
+    _check_names(model, found, own, stored)
+    for name, place in stored.items():
+        _check_form(name, own[name], place)
+    missing = [name for name in own if name not in stored]
+    if missing:
+        _log.info("%d tensors are in no file of weights, and are initialised: %s", len(missing), first_few(missing))
+    return ModelWeights(stored=stored)
+
+
+def _name_in(found: Mapping[str, StoredTensor], name: str) -> str | None:
+    """The name that files have for the model's tensor `name`: the same, or that without the wrappers of peft."""
+    if name in found:
+        return name
+    inner = name.removeprefix("base_model.model.").replace(".base_layer.", ".")
+    return inner if inner in found else None
+
+
+def _check_names(
+    model: nn.Module, found: Mapping[str, StoredTensor], own: Mapping[str, Tensor], stored: Mapping[str, StoredTensor]
+) -> None:
+    used = {_name_in(found, name) for name in own}
+    transient = {name for name, _ in model.named_buffers(remove_duplicate=False)} - own.keys()
+    ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    unexpected = [
+        name
+        for name in found
+        if name not in used and name not in transient and not any(pattern.search(name) for pattern in ignored)
+    ]
+    if unexpected:
+        absent = [name for name in own if name not in stored]
+        lacks = f", and the files lack {first_few(absent)}" if absent else ""
+        raise ModelError(
+            f"{type(model).__name__} has no {first_few(unexpected)}, which are in the files of weights{lacks}; "
+            "make the model that the weights are of, or write them under its names"
+        )
+
+
+def _check_form(name: str, own: Tensor, stored: StoredTensor) -> None:
+    if tuple(own.shape) != stored.shape:
+        raise ModelError(
+            f"{name} has shape {list(own.shape)}, and {list(stored.shape)} in {stored.file.place}; make the model that "
+            "the weights are of"
+        )
+    if own.dtype is not stored.dtype:
+        raise ModelError(f"{name} is of {own.dtype}, and of {stored.dtype} in {stored.file.place}; make it of that")

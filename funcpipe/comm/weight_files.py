@@ -1,0 +1,181 @@
+"""Tensors in safetensors files in object storage: read one by one, by ranges of bytes.
+
+    8 bytes: length of the header | header, JSON | the bytes of all tensors, one after another
+
+The header lists each tensor's dtype, shape and place. A client reads headers alone. A function reads its own stage's
+tensors, after it has found that the header still is the one that the client has read.
+"""
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+
+import torch
+from torch import Tensor
+
+from funcpipe.errors import CorruptMessage, DataError, KeyMissing, StorageError
+from funcpipe.platforms.base import OpenStorage, RequestMeter, Storage
+
+_LENGTH = struct.Struct("<Q")
+_MOST_HEADER_BYTES = 100_000_000  # as safetensors itself allows
+_FIRST_BYTES = 64 * 1024  # most headers are shorter
+_PIECE_BYTES = 32 << 20
+_GAP_BYTES = 64 * 1024  # read along rather than asked for apart
+_AT_ONCE = 4
+
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "C64": torch.complex64,
+    "BOOL": torch.bool,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U64": torch.uint64,
+    "U32": torch.uint32,
+    "U16": torch.uint16,
+    "U8": torch.uint8,
+}
+"""The dtypes by the names that the format has for them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFile:
+    """The object `key` in the storage at `url`, whose first `header_bytes` have the SHA-256 `header_sha256`."""
+
+    url: str
+    key: str
+    header_bytes: int
+    header_sha256: str
+
+    @property
+    def place(self) -> str:
+        """The file in words, without what its URL may hold besides."""
+        return f"{self.url.partition('?')[0].rstrip('/')}/{self.key}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensor:
+    """A tensor that takes the bytes [start, stop) of `file`."""
+
+    file: WeightFile
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+
+
+def read_header(storage: Storage, url: str, key: str) -> dict[str, StoredTensor]:
+    """Return the tensors of the safetensors file `key` in `storage`, at `url`, by name; only its header is read.
+
+    Raises DataError for a file that is no whole one, or missing.
+    """
+    place = WeightFile(url=url, key=key, header_bytes=0, header_sha256="").place
+    try:
+        begin = storage.get(key, stop=_FIRST_BYTES)
+    except KeyMissing:
+        raise DataError(f"there is no file of weights {place}; give a folder or a file that is there") from None
+    header_bytes = _LENGTH.size + (_LENGTH.unpack_from(begin)[0] if len(begin) >= _LENGTH.size else _MOST_HEADER_BYTES)
+    if header_bytes >= _MOST_HEADER_BYTES:
+        raise DataError(f"{place} is no safetensors file: it does not begin with a header's length")
+    head = begin[:header_bytes]
+    head += storage.get(key, start=len(head), stop=header_bytes) if len(head) < header_bytes else b""
+    file = WeightFile(url=url, key=key, header_bytes=header_bytes, header_sha256=hashlib.sha256(head).hexdigest())
+    try:
+        found = {
+            name: _stored(file, entry) for name, entry in json.loads(head[_LENGTH.size :]).items() if name != _META
+        }
+    except (ValueError, TypeError, LookupError, AttributeError) as error:
+        raise DataError(f"the header of {place} cannot be read: {error}; write the file again") from error
+    end = max((tensor.stop for tensor in found.values()), default=header_bytes)
+    if len(storage.get(key, start=max(end - 1, 0))) != 1:
+        raise DataError(f"{place} is not {end} bytes long, as its header says; copy or write the file again")
+    return found
+
+
+_META = "__metadata__"
+
+
+def _stored(file: WeightFile, entry: Mapping[str, object]) -> StoredTensor:
+    first, stop = entry["data_offsets"]  # type: ignore[misc]
+    dtype, shape = DTYPES[str(entry["dtype"])], tuple(map(int, entry["shape"]))  # type: ignore[call-overload]
+    if first < 0 or stop - first != math.prod(shape) * dtype.itemsize:  # type: ignore[has-type]
+        raise ValueError(f"a tensor of {dtype} and shape {list(shape)} cannot take {stop - first} bytes")  # type: ignore[has-type]
+    begin = file.header_bytes
+    return StoredTensor(file=file, dtype=dtype, shape=shape, start=begin + first, stop=begin + stop)  # type: ignore[has-type]
+
+
+def fill(
+    targets: Iterable[tuple[StoredTensor, Tensor]], open_storage: OpenStorage, meter: RequestMeter | None = None
+) -> int:
+    """Read stored tensors into tensors of their shapes and dtypes; return the bytes that were read.
+
+    `open_storage` opens the storage of each file, and `meter` counts the requests. Raises CorruptMessage for a file
+    that is not the one whose header was read before.
+    """
+    by_file = {file: list(pairs) for file, pairs in groupby(sorted(targets, key=_place), lambda pair: pair[0].file)}
+    storages = {url: open_storage(url, first_s=None, meter=meter) for url in dict.fromkeys(f.url for f in by_file)}
+    with ThreadPoolExecutor(_AT_ONCE) as threads:
+        list(threads.map(lambda file: _check(storages[file.url], file), by_file))
+        jobs = [(storages[file.url], file, read) for file, pairs in by_file.items() for read in _reads(pairs)]
+        return sum(threads.map(lambda job: _read(*job), jobs))
+
+
+def _place(pair: tuple[StoredTensor, Tensor]) -> tuple[str, str, int]:
+    return pair[0].file.url, pair[0].file.key, pair[0].start
+
+
+def _check(storage: Storage, file: WeightFile) -> None:
+    head = _bytes(storage, file, 0, file.header_bytes)
+    if hashlib.sha256(head).hexdigest() != file.header_sha256:
+        raise CorruptMessage(
+            f"{file.place} has changed since the run began: the SHA-256 of its header differs; put the file back that "
+            "the run began with, or start a new run"
+        )
+
+
+def _bytes(storage: Storage, file: WeightFile, start: int, stop: int) -> bytes:
+    try:
+        found = storage.get(file.key, start=start, stop=stop)
+    except KeyMissing as error:
+        raise StorageError(f"{file.place} is gone, a file of weights that the run reads; put it back") from error
+    if len(found) != stop - start:
+        raise CorruptMessage(f"{file.place} has changed since the run began: it ends before byte {stop}")
+    return found
+
+
+_Part = tuple[int, int, Tensor]
+"""The bytes [start, stop) of a file, and where they go: dtype uint8, just as long."""
+
+
+def _reads(pairs: list[tuple[StoredTensor, Tensor]]) -> Iterator[list[_Part]]:
+    """Yield what one request reads, of pairs in the order of the file: pieces of large tensors, many small ones."""
+    group: list[_Part] = []
+    for stored, tensor in pairs:
+        flat = tensor.detach().view(-1).view(torch.uint8) if tensor.numel() else torch.empty(0, dtype=torch.uint8)
+        for start in range(stored.start, stored.stop, _PIECE_BYTES):
+            stop = min(start + _PIECE_BYTES, stored.stop)
+            if group and (start - group[-1][1] > _GAP_BYTES or stop - group[0][0] > _PIECE_BYTES):
+                yield group
+                group = []
+            group.append((start, stop, flat[start - stored.start : stop - stored.start]))
+    if group:
+        yield group
+
+
+def _read(storage: Storage, file: WeightFile, parts: list[_Part]) -> int:
+    begin, end = parts[0][0], max(stop for _, stop, _ in parts)
+    data = memoryview(_bytes(storage, file, begin, end))
+    for start, stop, place in parts:
+        place.numpy().data[:] = data[start - begin : stop - begin]
+    return end - begin

@@ -1,0 +1,100 @@
+"""Tensors that are read from safetensors files by ranges of bytes, beside what the safetensors library reads."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from funcpipe.comm import weight_files
+from funcpipe.comm.weight_files import fill, read_header
+from funcpipe.errors import CorruptMessage, DataError
+from funcpipe.platforms.base import RequestMeter, Storage
+from funcpipe.platforms.catalog import open_storage
+
+TENSORS = {
+    "a": torch.arange(12.0).view(3, 4),
+    "b": torch.arange(5).to(torch.bfloat16),
+    "c": torch.tensor(7),
+    "d": torch.tensor([True, False]),
+    "e": torch.empty(0, 3),
+    "f": torch.randn(40, 9, dtype=torch.float16),
+}
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    save_file(TENSORS, tmp_path / "x.safetensors", metadata={"format": "pt"})
+    return tmp_path.as_uri()
+
+
+def read(url: str, names: list[str], meter: RequestMeter | None = None) -> dict[str, Tensor]:
+    found = read_header(open_storage(url), url, "x.safetensors")
+    targets = {name: torch.empty(found[name].shape, dtype=found[name].dtype) for name in names}
+    fill([(found[name], target) for name, target in targets.items()], open_storage, meter)
+    return targets
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    return one.dtype == other.dtype and torch.equal(one, other)
+
+
+@pytest.mark.parametrize("piece", [16, 32 << 20])
+def test_tensors_are_those_that_were_saved(url: str, piece: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_files, "_PIECE_BYTES", piece)
+    assert all(same(tensor, TENSORS[name]) for name, tensor in read(url, list(TENSORS)).items())
+
+
+def test_small_neighbours_take_one_request(url: str) -> None:
+    meter = RequestMeter()
+    read(url, ["a", "f", "c"], meter)
+    assert meter.counts.gets == 2  # the header, and all of them
+
+
+def test_far_tensors_are_read_apart(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(weight_files, "_GAP_BYTES", 0)
+    meter = RequestMeter()
+    found = read(url, ["c", "b"], meter)
+    assert same(found["b"], TENSORS["b"])
+    assert meter.counts.gets in (2, 3)
+
+
+def test_a_file_that_was_cut_is_refused(url: str, tmp_path: Path) -> None:
+    file = tmp_path / "x.safetensors"
+    file.write_bytes(file.read_bytes()[:-3])
+    with pytest.raises(DataError, match="bytes long, as its header says"):
+        read_header(open_storage(url), url, "x.safetensors")
+
+
+@pytest.mark.parametrize("contents", [b"", b"hello", b"\xff" * 64, b"\x02" + bytes(7) + b"[]"])
+def test_what_is_no_safetensors_file_is_refused(url: str, tmp_path: Path, contents: bytes) -> None:
+    (tmp_path / "x.safetensors").write_bytes(contents)
+    with pytest.raises(DataError, match=r"x\.safetensors"):
+        read_header(open_storage(url), url, "x.safetensors")
+
+
+def test_a_missing_file_is_named(url: str) -> None:
+    with pytest.raises(DataError, match=r"no file of weights .*/y.safetensors"):
+        read_header(open_storage(url), url, "y.safetensors")
+
+
+@pytest.mark.parametrize("change", ["other", "cut"])
+def test_a_file_that_changes_later_is_refused(url: str, tmp_path: Path, change: str) -> None:
+    found = read_header(open_storage(url), url, "x.safetensors")
+    file = tmp_path / "x.safetensors"
+    if change == "other":
+        save_file({"a": TENSORS["a"], "g": torch.ones(3)}, file)
+    else:
+        file.write_bytes(file.read_bytes()[:-800])
+    with pytest.raises(CorruptMessage, match="has changed since the run began"):
+        fill([(found["f"], torch.empty(40, 9, dtype=torch.float16))], open_storage)
+
+
+def test_the_header_of_a_large_file_is_read_in_two_requests(tmp_path: Path) -> None:
+    many = {f"layer.{i}.with.a.long.name.weight": torch.tensor([i]) for i in range(1500)}
+    save_file(many, tmp_path / "x.safetensors")
+    url, meter = tmp_path.as_uri(), RequestMeter()
+    storage: Storage = open_storage(url, meter=meter)
+    assert read_header(storage, url, "x.safetensors").keys() == many.keys()
+    assert meter.counts.gets == 3  # two for the header, and one for the last byte
