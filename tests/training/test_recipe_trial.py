@@ -214,7 +214,7 @@ def test_unusual_parameters_are_no_reason_to_refuse(model: nn.Module) -> None:
 
 def test_a_class_in_place_of_a_module_is_refused() -> None:
     with pytest.raises(InputError, match=r"model must be a module, not its class: FuncPipe\(Odd"):
-        FuncPipe(Odd, optimizer=AdamW)  # type: ignore[arg-type]
+        FuncPipe(Odd, optimizer=AdamW)
 
 
 FACTORIES: list[Callable[..., Optimizer]] = [
