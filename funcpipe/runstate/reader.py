@@ -192,16 +192,32 @@ class RunReader:
         return {step: manifests for step, manifests in found.items() if all(manifests)}
 
     def model(self, step: int) -> "StageState":
-        """Return the whole model after `step` steps. Raises RunUnknown if it was not saved; CorruptMessage."""
+        """Return the whole model after `step` steps, with the optimiser of the first replica if each has its own.
+
+        Raises RunUnknown if it was not saved; CorruptMessage.
+        """
+        if step not in self.saved:
+            raise RunUnknown(f"run {self.keys.run} has left no checkpoint after its last step, {step}")
+        if self.record.plan.trains_locally:
+            return self.models_of_replicas(step, 1)[0]
+        return self._joined(self.saved[step])
+
+    def models_of_replicas(self, step: int, replicas: int) -> "tuple[StageState, ...]":
+        """Return the whole model after `step` steps as each of the first `replicas` has it. Raises as `model`."""
+        stages = range(len(self.record.plan.stages))
+        return tuple(
+            self._joined([self.index.manifests_for((stage, replica), step) for stage in stages])
+            for replica in range(replicas)
+        )
+
+    def _joined(self, manifests: Sequence[tuple[str, ...]]) -> "StageState":
+        """Return the whole model of the checkpoints that have these manifests, for each stage."""
         from funcpipe.runstate.checkpoints import Checkpoints
         from funcpipe.training.sharding import unshard
         from funcpipe.training.state import merge_stages
 
-        if step not in self.saved:
-            raise RunUnknown(f"run {self.keys.run} has left no checkpoint after its last step, {step}")
         checkpoints = Checkpoints(self.storage, self.keys)
-        manifests = enumerate(self.saved[step])
-        return merge_stages([unshard(checkpoints.load_combined(stage, own)) for stage, own in manifests])
+        return merge_stages([unshard(checkpoints.load_combined(stage, own)) for stage, own in enumerate(manifests)])
 
     def best(self, validations: Sequence[ValidationReport]) -> "StageState | None":
         """Return the best model of these `validations`, if all of its stages are kept."""

@@ -6,18 +6,18 @@ loss that can be read nowhere is unknown; and what the run has cost is what the 
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
 from funcpipe.comm import codec
-from funcpipe.core import FinishedRun, RunRecord, ValidationReport, worker_name
+from funcpipe.core import FinishedRun, Plan, RunRecord, ValidationReport, worker_name
 from funcpipe.core.texts import counted
-from funcpipe.errors import CorruptMessage, KeyMissing, RunUnknown
+from funcpipe.errors import CorruptMessage, KeyMissing, PlanError, RunUnknown
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.reader import RunReader
-from funcpipe.training.state import StageState
+from funcpipe.training.state import OWN, StageState
 
 _log = logging.getLogger(__name__)
 
@@ -26,10 +26,11 @@ _log = logging.getLogger(__name__)
 class ResumePoint:
     """The state of the whole model after `step` steps, the loss of each, and which of them updated nothing.
 
-    `state` is None if nothing was saved, so that training starts from the beginning. The losses are those of the steps
-    from `began_step` on, where the run has begun. `validations` are those before `step`, whose `best` model is None if
-    it was not kept. With `stopped`, the run has ended early there, after the last of them. `learning_rates` are those
-    of the newest generation's steps, as far as they were reported.
+    `state` is None if nothing was saved, so that training starts from the beginning. Where replicas train alone, it is
+    that of the first of `replicas`, which are there only if the run is to go on (`with_replicas`). The losses are those
+    of the steps from `began_step` on, where the run has begun. `validations` are those before `step`, whose `best`
+    model is None if it was not kept. With `stopped`, the run has ended early there, after the last of them.
+    `learning_rates` are those of the newest generation's steps, as far as they were reported.
     """
 
     keys: Keys
@@ -42,6 +43,7 @@ class ResumePoint:
     validations: tuple[ValidationReport, ...] = ()
     best: StageState | None = None
     stopped: bool = False
+    replicas: tuple[StageState, ...] = ()
 
 
 def load_resume_point(storage: Storage, record: RunRecord, *, from_start: bool = False) -> ResumePoint:
@@ -97,6 +99,37 @@ def load_resume_point(storage: Storage, record: RunRecord, *, from_start: bool =
     if reported:
         _log.warning("run %s: nothing is saved; it begins again, and repeats %s", keys.run, counted(reported, "step"))
     return ResumePoint(keys=keys, step=0, state=None, losses=())
+
+
+def with_replicas(resumed: ResumePoint, storage: Storage, record: RunRecord, plan: Plan) -> ResumePoint:
+    """Return `resumed`, to go on under `plan`, with the states of replicas that have trained alone.
+
+    Raises PlanError in the middle of a round, unless `plan` has the same replicas and stages; RunUnknown if a state is
+    damaged.
+    """
+    before = record.plan
+    if resumed.state is None or not before.trains_locally:
+        return resumed
+    in_round = any(name.startswith(OWN) for name in resumed.state.tensors)
+    if in_round and _rounds_of(plan) != _rounds_of(before):
+        raise PlanError(
+            f"run {record.run} has ended after step {resumed.step}, in the middle of a round of sync_every="
+            f"{before.sync_every}, where each of its {before.replicas} replicas has other parameters; resume it with "
+            "the stages, replicas and sync_every that it was started with, and with others once a round has ended, or "
+            "with --from-start"
+        )
+    try:
+        return replace(resumed, replicas=RunReader(storage, record).models_of_replicas(resumed.step, before.replicas))
+    except (CorruptMessage, KeyMissing) as error:
+        raise RunUnknown(
+            f"run {record.run}: what a replica has saved after step {resumed.step} cannot be read: {error}; resume it "
+            "with --from-start (in Python: from_start=True)"
+        ) from error
+
+
+def _rounds_of(plan: Plan) -> tuple[object, ...]:
+    """Return what must stay the same in the middle of a round."""
+    return plan.replicas, plan.sync_every, *((stage.first, stage.stop) for stage in plan.stages)
 
 
 def _check_has_start(record: RunRecord, finished: FinishedRun | None) -> None:

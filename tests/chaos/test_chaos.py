@@ -1,6 +1,7 @@
 """Each fault once, drawn by a fixed seed."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ from torch import Tensor
 from funcpipe.testing.faults import Fault
 from tests.support import chaos, faulty_threads
 from tests.support.chaos import Ending, good, run
+from tests.support.local_steps_reference import LocalSteps, train_in_turn
 
 
 @pytest.fixture(scope="module")
@@ -21,6 +23,23 @@ def undisturbed() -> dict[str, Tensor]:
 @pytest.mark.parametrize("fault", [fault for fault in Fault if fault not in (Fault.NONE, Fault.ZOMBIE)])
 def test_a_disturbed_run_ends_with_the_same_bits(fault: Fault, undisturbed: dict[str, Tensor]) -> None:
     check_the_same(*disturbed(fault, undisturbed), undisturbed)
+
+
+@pytest.mark.parametrize("fault", [Fault.KILL, Fault.CLIENT, Fault.MIXED])
+def test_so_does_one_whose_replicas_train_alone(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = chaos.job()
+    plan = replace(made.plan, sync_every=4, outer_momentum=0.5)
+    monkeypatch.setattr(chaos, "job", lambda deadline_s: replace(made, plan=plan, message_deadline_s=deadline_s))
+    local = LocalSteps(sync_every=4, outer_momentum=0.5)
+    trained = train_in_turn(
+        *(chaos.model(), made.graph, chaos.data(), list(made.batches.steps_from(0, made.epochs))),
+        recipe=made.recipe,
+        seed=0,
+        replicas=plan.replicas,
+        local=local,
+    )
+    expected = trained.state_dict()
+    check_the_same(*disturbed(fault, expected), expected)
 
 
 def test_functions_that_sleep_past_deadlines_change_no_bit(

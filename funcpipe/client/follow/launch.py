@@ -275,10 +275,10 @@ def upload(prepared: PreparedRun, keys: Keys) -> Iterator[WorkerSpec]:
         storage.put(keys.bundle(number), stage.bundle)
         storage.put(keys.parameters(number), codec.encode(stage.tensors))
         _log.info("run %s: stage %d is uploaded, %d bytes of code", keys.run, number, len(stage.bundle))
-        state = prepared.state_of(number)
         first_step = prepared.first_step
-        if state is not None:
-            Checkpoints(storage, keys).save(number, first_step, state, writer="resumed")
+        for part, state in prepared.parts_of(number):
+            writer = "resumed" if part is None else f"resumed{part.replica}"
+            Checkpoints(storage, keys).save(number, first_step, state, writer=writer, part=part)
         best = prepared.best_of(number)
         if best is not None:
             BestModel(storage, ValidationKeys.of(keys)).save(number, best[0], best[1], writer="resumed")

@@ -18,7 +18,7 @@ from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.liveness import all_finished
 from funcpipe.runstate.reader import spent_so_far, spent_with_requests
-from funcpipe.runstate.resume import ResumePoint, load_first_tensors, load_resume_point
+from funcpipe.runstate.resume import ResumePoint, load_first_tensors, load_resume_point, with_replicas
 from funcpipe.training.state import select_for_stage
 
 _log = logging.getLogger(__name__)
@@ -114,7 +114,7 @@ def earlier_run(
         )
     if not is_whole or not (finished or all_finished(session.storage, record)):
         _log.info("run %s: resumes after step %d of generation %d", record.run, resumed.step, record.generation)
-        return EarlierRun(resumed=resumed)
+        return EarlierRun(resumed=with_replicas(resumed, session.storage, record, job.plan))
     _log.info("run %s: has finished, and is collected as it is", record.run)
     return EarlierRun(platform=_last_platform(session, record), resumed=resumed)
 

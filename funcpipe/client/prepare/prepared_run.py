@@ -4,7 +4,7 @@ import logging
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from funcpipe.client.prepare.earlier_run import (
@@ -37,10 +37,12 @@ from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import OpenPlatform, Platform, RequestMeter, Storage
 from funcpipe.platforms.catalog import open_platform
+from funcpipe.runstate.checkpoint_index import CheckpointPart
 from funcpipe.runstate.resume import ResumePoint
 from funcpipe.training.averaging import SWA, check_decays
 from funcpipe.training.data_source import Data
 from funcpipe.training.recipe_trial import check_recipe
+from funcpipe.training.sharding import without_model
 from funcpipe.training.state import StageState, select_for_stage
 
 _log = logging.getLogger(__name__)
@@ -116,6 +118,20 @@ class PreparedRun:
         if self.resumed is None or self.resumed.state is None:
             return None
         return select_for_stage(self.resumed.state, self.stages[stage].module)
+
+    def parts_of(self, stage: int) -> Iterator[tuple[CheckpointPart | None, StageState]]:
+        """Yield what functions of the stage of that number begin with, if it was saved: what is saved once for all of
+        them, or the part of each replica that trains alone. Of more replicas than before, some begin with the same.
+        """
+        plan, known = self.job.plan, () if self.resumed is None else self.resumed.replicas
+        if not known or not plan.trains_locally:
+            state = self.state_of(stage)
+            yield from () if state is None else [(None, state)]
+            return
+        for replica in range(plan.replicas):
+            own = select_for_stage(known[replica % len(known)], self.stages[stage].module)
+            part = CheckpointPart(replica, plan.replicas, model=replica == 0)
+            yield part, own if part.model else without_model(own)
 
     @property
     def validations(self) -> tuple[ValidationReport, ...]:

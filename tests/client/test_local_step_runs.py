@@ -1,0 +1,101 @@
+"""Whole runs of replicas that train alone: disturbed in every way, and resumed, they keep the bits of the reference."""
+
+import functools
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from funcpipe.client.follow.results import RunResult
+from funcpipe.client.prepare.job import Job
+from funcpipe.core import Outcome
+from funcpipe.errors import PlanError
+from funcpipe.platforms.catalog import load_spec
+from funcpipe.testing.faults import FunctionFaults
+from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.testing.thread_platform import ThreadPlatform
+from funcpipe.worker import hand_over
+from tests.client.test_learning import STEADY, halted, job, run
+from tests.support.local_steps_reference import LocalSteps, train_in_turn
+from tests.training.learning import all_steps, data, network
+
+
+def local(every: int | str = 4, stages: int = 2, replicas: int = 2, **plan: Any) -> Job:
+    made = job(stages, replicas, average=None, clip_grad_norm=0.5)
+    return replace(made, plan=replace(made.plan, sync_every=every, outer_lr=0.8, outer_momentum=0.5, **plan))
+
+
+@functools.cache
+def expected(every: int | str = 4, replicas: int = 2) -> dict[str, Tensor]:
+    made = local(every, 2, replicas)
+    trained = train_in_turn(
+        network(),
+        made.graph,
+        data(),
+        all_steps(),
+        recipe=made.recipe,
+        seed=0,
+        replicas=replicas,
+        local=LocalSteps(sync_every=None if isinstance(every, str) else every, outer_lr=0.8, outer_momentum=0.5),
+    )
+    return trained.state_dict()
+
+
+def assert_same_bits(result: RunResult, other: dict[str, Tensor]) -> None:
+    assert all(torch.equal(tensor, other[name]) for name, tensor in result.state_dict().items())
+
+
+def test_hand_overs_cost_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hand_over, "leaves_at_s", lambda *_: 0.0)  # after one step each
+    result = run(local(), replace(STEADY, lifetime_s=600.0))
+    assert sum(report.outcome is Outcome.HANDED_OVER for report in result.workers) == 4 * (len(result.losses) - 1)
+    assert_same_bits(result, expected())
+
+
+@pytest.mark.parametrize(
+    ("number", "writing"),
+    [
+        (2, ("put-gradient", 11)),  # in the middle of the second round
+        (3, ("put-merged", 2)),  # in the second meeting
+        (1, ("/checkpoints/s0/", 3)),
+    ],
+)
+def test_a_killed_function_costs_no_bit(number: int, writing: tuple[str, int]) -> None:
+    storage, faulty = MemoryStorage(), FunctionFaults(killed_writing=writing)
+    platform = ThreadPlatform(
+        load_spec("local"), storage, faults_of=lambda started: faulty if started == number else FunctionFaults()
+    )
+    result = run(local(), platform=platform, storage=storage)
+    assert result.bill.functions > 4
+    assert_same_bits(result, expected())
+
+
+@pytest.mark.parametrize(("every", "stages"), [(3, 2), (4, 2), ("end", 2), (4, 4)])
+def test_a_halted_run_goes_on_with_each_replica_s_own(every: int | str, stages: int) -> None:
+    """After four steps: in the middle of a round, at the end of one, where stages may be other ones, and before any."""
+    before, storage = halted(local(every))
+    result = run(local(every, stages), storage=storage, before=before)
+    assert_same_bits(result, expected(every))
+
+
+@pytest.mark.parametrize("other", [{"replicas": 4}, {"stages": 3}, {"every": 4}, {"every": 1}])
+def test_in_the_middle_of_a_round_a_run_is_resumed_with_its_own_replicas_alone(other: dict[str, Any]) -> None:
+    before, storage = halted(local(3))
+    objects = storage.list("")
+    changed = local(**{"every": 3, **other}) if other != {"every": 1} else job(average=None, clip_grad_norm=0.5)
+    with pytest.raises(PlanError, match=r"after step 4, in the middle of a round of sync_every=3, .*--from-start"):
+        run(changed, storage=storage, before=before)
+    assert storage.list("") == objects
+
+
+def test_at_the_end_of_a_round_other_replicas_go_on() -> None:
+    """Two go on as four: the third has the optimiser of the first, and the fourth that of the second."""
+    before, storage = halted(local(4))
+    result = run(local(4, 1, 4), storage=storage, before=before)
+    assert len(result.losses) == len(all_steps())
+    found = result.state_dict()
+    assert any(not torch.equal(found[name], tensor) for name, tensor in expected(4).items())
+    before, storage = halted(local(4))
+    assert len(run(job(average=None, clip_grad_norm=0.5), storage=storage, before=before).losses) == len(all_steps())

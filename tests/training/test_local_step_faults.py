@@ -1,0 +1,48 @@
+"""Replicas that train alone and die, or are replaced: each repeats its own steps, to the bits."""
+
+import logging
+from typing import Any
+
+import pytest
+
+from funcpipe.core import FaultTolerance, Wire
+from tests.in_process import Killing, run_workers
+from tests.recording import Recording
+from tests.training.test_local_steps import (
+    assert_equal_to_the_reference,
+    job_of,
+    local_plan,
+    rounded_to_int8,
+)
+from tests.training.test_wire_sync import WAYS, adam
+
+
+def train(storage: Killing, wire: Wire = Wire.FP32, *, every: int = 2, **options: Any) -> None:
+    """Six steps in rounds of four and two, saved after every so many; the bits must be those of the reference."""
+    plan = local_plan(WAYS[1], 2, wire, sync_every=4, outer_lr=0.8, outer_momentum=0.5, **options)
+    job = job_of(plan, adam)
+    workers = run_workers(job, storage, platform_url=Recording().url, faults=FaultTolerance(checkpoint_steps=every))
+    assert storage.last is None, "nobody was killed"
+    add = (rounded_to_int8(workers, job.plan),) if wire is Wire.INT8 else ()
+    assert_equal_to_the_reference(workers, job, *add)
+
+
+@pytest.mark.parametrize(
+    ("killed", "last", "every", "restored"),
+    [
+        ("s0.r1", "00000003/put-activation", 2, 2),  # in the middle of a round, after its checkpoint
+        ("s1.r0", "00000002/put-gradient", 2, 2),
+        ("s0.r0", "00000003/put-split", 2, 2),  # in the meeting
+        ("s1.r1", "00000003/put-merged", 3, 3),
+        ("s1.r1", "00000005/put-gradient", 3, 3),  # after a meeting that it repeats
+        ("s1.r0", "00000005/put-gradient", 4, 4),  # after one that its checkpoint holds
+    ],
+)
+@pytest.mark.parametrize("wire", [Wire.FP32, Wire.INT8])
+def test_a_replica_that_is_killed_repeats_its_own_steps(
+    killed: str, last: str, every: int, restored: int, wire: Wire, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, "funcpipe")
+    train(Killing(f"/messages/{killed}/{last}"), wire, every=every)
+    assert f"restored the checkpoint after step {restored}" in caplog.text
+    assert "goes back to its stage's checkpoint" not in caplog.text, "replicas agree on what they share in a round too"
