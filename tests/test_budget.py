@@ -26,9 +26,9 @@ ROOMS = {
     "analysis": Size(350, 5, 17),
     "api": Size(295, 4, 4),
     "cli": Size(1947, 12, 97),
-    "client": Size(4368, 48, 172),
+    "client": Size(4372, 48, 172),
     "comm": Size(1161, 23, 48),
-    "core": Size(2995, 123, 202),
+    "core": Size(2998, 123, 202),
     "data": Size(524, 17, 18),
     "examples": Size(24, 0, 4),
     "loggers": Size(323, 5, 7),
@@ -39,9 +39,9 @@ ROOMS = {
     "profiler": Size(789, 10, 34),
     "runstate": Size(2365, 38, 123),
     "scheduler": Size(1251, 26, 43),
-    "show": Size(1534, 11, 88),
+    "show": Size(1536, 11, 88),
     "testing": Size(723, 18, 21),
-    "training": Size(4912, 95, 180),
+    "training": Size(5130, 99, 185),
     "worker": Size(2182, 37, 44),
 }
 """The budget of each folder of `funcpipe`."""

@@ -34,7 +34,8 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
 from funcpipe.training.data import load_batch
-from funcpipe.training.plain import detached_copy, train_in_one_process
+from funcpipe.training.plain import train_in_one_process
+from funcpipe.training.plain_loop import detached_copy
 from funcpipe.training.recipe import Recipe
 from tests.support.plans import even_stages
 

@@ -295,6 +295,11 @@ class Plan(Described, PlanBase):
         return self.shard_optimizer and self.replicas > 1
 
     @property
+    def divides_optimizer(self) -> bool:
+        """True if each replica updates a part of the parameters only; those that train alone update all of theirs."""
+        return self.is_sharded and not self.trains_locally
+
+    @property
     def values_per_parameter(self) -> float:
         """The number of values that each function keeps for a parameter, besides itself and its gradient."""
         kept = max(way.sync.fed_back(self.replicas) for way in self.ways) if self.feeds_back else 0.0

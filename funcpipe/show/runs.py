@@ -279,6 +279,8 @@ def verification(found: "Verification") -> Description:
         differs = f"({off.name} differs by {off.difference:.1e}): BatchNorm, the loss or something else"
         text = f"equal to accumulated micro-batches, not to whole batches {differs} couples the samples of a batch"
         facts.append(("", text))
+    if found.agrees and found.reference.value.startswith("local steps"):
+        facts.append(("", "equal to the same algorithm in one process"))
     if found.agrees:
         explained = sum(tensor.yardstick.value == "rounding" for tensor in found.tensors)
         rounded = f", {explained} of them to what rounding does to plain training" if explained else ""

@@ -4,7 +4,7 @@ The passes add up gradients; `flat` sums them over replicas, `tied` over stages 
 parameters run on the sums; `norm` is that of the whole model; the optimiser and the running statistics take their step
 with the sums. Every order of tasks that the graph of the step allows gives the same bits.
 
-A replica that trains alone computes as a single one does, and `local` is what it keeps until it meets the others.
+A replica that trains alone computes as a single one does, and `outer` is what it keeps until it meets the others.
 """
 
 import math
@@ -22,7 +22,7 @@ from funcpipe.training.averaging import TeacherUpdate, WeightAverage
 from funcpipe.training.batches import Step
 from funcpipe.training.carried import RunningStatistics
 from funcpipe.training.gradients import FlatGradient, FlatVector, Layout, TiedParameters
-from funcpipe.training.local_steps import LocalSteps, Meetings
+from funcpipe.training.local_steps import Meetings, OuterStep
 from funcpipe.training.norms import Finiteness, GradientNorm, sum_of_squares
 from funcpipe.training.optimizers import ParameterShape
 from funcpipe.training.output_cache import BatchLayout, OutputCache
@@ -39,7 +39,7 @@ class Computation:
 
     _average: WeightAverage | None = None
     _flat: FlatGradient | None = None
-    local: LocalSteps | None = None
+    outer: OuterStep | None = None
     _steps_done = 0
     _changes = False
 
@@ -114,8 +114,8 @@ class Computation:
         """Make what replicas sum, if there are several; return the rounding errors of sums in 8 bits, else None."""
         layout: Layout | None = None
         if meetings is not None:
-            self.local = LocalSteps(meetings, trained, self._summed_here, self._extras())
-            layout = self.local.layout
+            self.outer = OuterStep(meetings, trained, self._summed_here, self._extras())
+            layout = self.outer.layout
         elif self._replicas > 1:
             self._flat = FlatGradient(self._summed_here, self._extras(), wire)
             layout = self._flat.layout
@@ -129,8 +129,8 @@ class Computation:
 
         `own` are the micro-batches that this replica computes, by default every one whose turn it is among replicas.
         """
-        self._step, self._changes = step, self._residuals is not None and self.local is None
-        in_round = self.local is not None and self.local.is_in_round
+        self._step, self._changes = step, self._residuals is not None and self.outer is None
+        in_round = self.outer is not None and self.outer.is_in_round
         if own is None:
             own = range(self._replica, len(step.micro_batches), self._replicas)
         self.passes.begin_step(step, own, take)
@@ -138,8 +138,8 @@ class Computation:
         self._hooks.begin_step(step.number)
         if self._flat is not None:
             self._flat.begin_step()
-        if self.local is not None:
-            self.local.begin_step()
+        if self.outer is not None:
+            self.outer.begin_step()
 
     def forward(self, micro_batch: int) -> None:
         """Compute what later stages need of `micro_batch` and, in the last stage, its loss."""
@@ -164,10 +164,10 @@ class Computation:
 
     def flatten(self) -> None:
         """Complete the vector of what the replicas sum."""
-        if self.local is None:
+        if self.outer is None:
             self.flat.complete(self._extras())
         else:
-            self.local.measure(self._extras())
+            self.outer.measure(self._extras())
 
     @property
     def flat(self) -> FlatGradient:
@@ -178,12 +178,12 @@ class Computation:
     @property
     def vector(self) -> FlatVector:
         """The vector that the replicas sum: of the step's gradients, or of what has changed since they met last."""
-        return self.flat if self.local is None else self.local.changes
+        return self.flat if self.outer is None else self.outer.changes
 
     @property
     def shared_parameters(self) -> tuple[Tensor, ...]:
         """The parameters that are the same in all replicas of the stage."""
-        return self.parameters if self.local is None else self.local.shared
+        return self.parameters if self.outer is None else self.outer.shared
 
     @property
     def is_sharded(self) -> bool:
@@ -203,7 +203,7 @@ class Computation:
     @property
     def has_own_optimizer(self) -> bool:
         """True if each replica's optimiser has a state of its own."""
-        return self.is_sharded or self.local is not None
+        return self.is_sharded or self.outer is not None
 
     @property
     def learning_rate(self) -> float | None:
@@ -226,8 +226,8 @@ class Computation:
 
     def tied_changes(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Return what training has changed tied parameters by since the replicas met last, which this stage sums."""
-        assert self.local is not None, "replicas that sum gradients sum no changes"
-        return {name: self.local.summed(self.tied.parameter(name)) for name in names}
+        assert self.outer is not None, "replicas that sum gradients sum no changes"
+        return {name: self.outer.summed(self.tied.parameter(name)) for name in names}
 
     def measure_norm(self) -> None:
         """Record the squares of the gradients that this stage sums; tied ones count in one stage only."""
@@ -252,13 +252,13 @@ class Computation:
         Raises NotFinite if these are not finite, and that is to end the run.
         """
         self._changes = True
-        if self.local is None:
+        if self.outer is None:
             self._take_step(self._unpack())
-        elif not self.local.meetings.is_after(self._step.number):
+        elif not self.outer.meetings.is_after(self._step.number):
             self._take_step(None)
         else:
             borrowed = {id(self.tied.parameter(name)): changes for name, changes in self.tied.take_sums().items()}
-            self._statistics.finish_step(list(self.local.meet(lambda parameter: borrowed[id(parameter)])))
+            self._statistics.finish_step(list(self.outer.meet(lambda parameter: borrowed[id(parameter)])))
         self._steps_done = self._step.number + 1
 
     def local_update(self) -> None:
@@ -303,8 +303,8 @@ class Computation:
         if not self._changes:
             self._statistics.undo_step()
             self.passes.end_step(undo=True)
-            if self.local is not None:
-                self.local.undo_step()
+            if self.outer is not None:
+                self.outer.undo_step()
         return not self._changes
 
     def after_validation(self, values: Mapping[str, float]) -> None:
@@ -325,8 +325,8 @@ class Computation:
         """
         self.check_finite()
         state = self._optimizer.state(self.norm)
-        if self.local is not None:
-            state = self.local.added_to(state, self._statistics.kept())
+        if self.outer is not None:
+            state = self.outer.added_to(state, self._statistics.kept())
         if self._residuals is not None:
             state = self._residuals.added_to(state)
         return state if self._average is None else self._average.added_to(state)
@@ -334,7 +334,7 @@ class Computation:
     def restore(self, state: StageState) -> None:
         """Go back to `state`. Raises CorruptMessage if it is not this stage's."""
         self._optimizer.restore(state, self.norm)
-        if self.local is not None and (added := self.local.restore(state)):
+        if self.outer is not None and (added := self.outer.restore(state)):
             self._statistics.restore(added)
         if self._average is not None:
             self._average.restore(state)

@@ -47,7 +47,7 @@ class Meetings:
         return 0 < done < self.steps and not self.is_after(done - 1)
 
 
-class LocalSteps:
+class OuterStep:
     """What a replica keeps to meet the others of its stage: theta and the outer momentum, and what they sum."""
 
     def __init__(

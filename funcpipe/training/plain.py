@@ -5,7 +5,6 @@ accumulates the gradients of the same micro-batches as a run, and draws the same
 """
 
 import contextlib
-import copy
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,14 +16,15 @@ from funcpipe.comm.block_int8 import largest_in_blocks
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.isolation import preserve_gradients, preserve_state
 from funcpipe.model.graph.modes import training_mode
-from funcpipe.model.graph.reachable import reachable
 from funcpipe.model.split.stage import trained_by
 from funcpipe.model.tensors import named_tensors
 from funcpipe.training.batches import Step
 from funcpipe.training.data import Collate, MapDataset
+from funcpipe.training.losses import LossFunction
 from funcpipe.training.output_cache import BatchLayout
 from funcpipe.training.parameter_hooks import hooks_of
-from funcpipe.training.plain_loop import PlainLoop
+from funcpipe.training.plain_loop import PlainLoop, detached_copy
+from funcpipe.training.plain_rounds import LocalSteps, Rounds
 from funcpipe.training.recipe import Recipe
 
 
@@ -63,17 +63,6 @@ def train_in_one_process(
     return trained
 
 
-def detached_copy(model: nn.Module) -> nn.Module:
-    """Return a deep copy of `model` without the hooks of its parameters; tensors that a forward pass has computed and
-    left in an attribute are detached in it.
-
-    `copy.deepcopy` alone refuses these.
-    """
-    seen: dict[int, Any] = {}
-    values = [value for value in reachable(model.modules(), seen) if isinstance(value, Tensor)]
-    return copy.deepcopy(model, {id(value): value.detach().clone() for value in values if not value.is_leaf})
-
-
 @contextlib.contextmanager
 def _kept(root: Any) -> Iterator[None]:
     """At the end, a model or a loss is as it was: its parameters, their gradients and all else that it holds."""
@@ -105,7 +94,7 @@ class PlainTraining:
     """All that training in one process takes, to do it several times. Weights are moved by `rounding`, a share of each
     weight, or by the last digit of their dtype if that is more; with `in_blocks`, a share of the largest of 256.
     Gradients of micro-batches are accumulated, or, for `whole` batches, computed at once. `layout` is that of a loss of
-    all micro-batches.
+    all micro-batches. With `local`, `replicas` train alone and meet, played one after the other.
     """
 
     model: nn.Module
@@ -119,11 +108,13 @@ class PlainTraining:
     collate: Collate | None = None
     layout: BatchLayout | None = None
     whole: bool = False
+    replicas: int = 1
+    local: LocalSteps | None = None
 
     @property
     def can_be_whole(self) -> bool:
         """True if training on whole batches draws the same random numbers: none."""
-        return not any("draws" in node.meta for node in self.graph.module.graph.nodes)
+        return self.local is None and not any("draws" in node.meta for node in self.graph.module.graph.nodes)
 
     def run(self, number: int = 0, names: Collection[str] | None = None) -> PlainRun:
         """Train once; in runs other than number 0, from weights that are off by rounding, differently for each.
@@ -132,8 +123,8 @@ class PlainTraining:
         """
         gradients: list[Mapping[str, Tensor]] = []
 
-        def keep(model: nn.Module) -> None:
-            parameters = [*model.named_parameters(remove_duplicate=False), *trained_by(self.recipe.loss).items()]
+        def keep(model: nn.Module, loss: LossFunction = self.recipe.loss) -> None:
+            parameters = [*model.named_parameters(remove_duplicate=False), *trained_by(loss).items()]
             wanted = {name: p.grad for name, p in parameters if name in (names or ())}
             gradients.append({name: gradient.clone() for name, gradient in wanted.items() if gradient is not None})
 
@@ -151,17 +142,34 @@ class PlainTraining:
             if number:
                 generator = torch.Generator().manual_seed(number)
                 _move_by_rounding(loop.parameters, self.rounding, self.in_blocks, generator)
-            start = self._tensors(names)
-            if self.whole:
+            start, model, loss = self._tensors(names), self.model, self.recipe.loss
+            if self.local is not None:
+                model, loss = self._rounds(keep).train(self.replicas, self.local)
+            elif self.whole:
                 loop.on_whole_batches()
             else:
                 hooks = hooks_of(self.model.named_parameters())
                 with preserve_gradients(self.model):  # autograd runs no hooks meanwhile
                     loop.accumulate(self.graph, hooks)
-            return PlainRun(start=start, end=self._tensors(names), gradients=tuple(gradients))
+            return PlainRun(start=start, end=self._tensors(names, model, loss), gradients=tuple(gradients))
 
-    def _tensors(self, names: Collection[str] | None) -> dict[str, Tensor]:
-        tensors = {**named_tensors(self.model), **trained_by(self.recipe.loss)}
+    def _rounds(self, keep: Callable[[nn.Module, LossFunction], None]) -> Rounds:
+        """The training of replicas, which call `keep` in each step when all gradients are there."""
+        return Rounds(
+            model=self.model,
+            graph=self.graph,
+            dataset=self.dataset,
+            steps=self.steps,
+            recipe=self.recipe,
+            seed=self.seed,
+            collate=self.collate,
+            after_backward=keep,
+        )
+
+    def _tensors(
+        self, names: Collection[str] | None, model: nn.Module | None = None, loss: LossFunction | None = None
+    ) -> dict[str, Tensor]:
+        tensors = {**named_tensors(model or self.model), **trained_by(loss or self.recipe.loss)}
         return {name: t.detach().clone() for name, t in tensors.items() if names is None or name in names}
 
 

@@ -5,6 +5,7 @@ random numbers and for the loss, from (seed, step, micro-batch, name), so that d
 function computes what.
 """
 
+import copy
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence, Set
@@ -28,6 +29,7 @@ from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.isolation import Snapshot
 from funcpipe.model.graph.modes import without_caches
 from funcpipe.model.graph.program import WHOLE, autocast_to
+from funcpipe.model.graph.reachable import reachable
 from funcpipe.model.split.stage import trained_by
 from funcpipe.model.tensors import flatten
 from funcpipe.training.averaging import TeacherUpdate
@@ -39,6 +41,17 @@ from funcpipe.training.optimizers import call_factory
 from funcpipe.training.output_cache import BatchLayout, first_dims
 from funcpipe.training.parameter_hooks import NamedHooks, hook_seed, hooked
 from funcpipe.training.recipe import LrSchedule, Recipe
+
+
+def detached_copy(model: nn.Module) -> nn.Module:
+    """Return a deep copy of `model` without the hooks of its parameters; tensors that a forward pass has computed and
+    left in an attribute are detached in it.
+
+    `copy.deepcopy` alone refuses these.
+    """
+    seen: dict[int, Any] = {}
+    values = [value for value in reachable(model.modules(), seen) if isinstance(value, Tensor)]
+    return copy.deepcopy(model, {id(value): value.detach().clone() for value in values if not value.is_leaf})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -177,6 +177,21 @@ def _check_factory(field: str, value: object, made: type, example: str) -> None:
         raise InvalidValue(field, value, rule)
 
 
+def check_alone(recipe: Recipe) -> None:
+    """Raise PlanError for what has no meaning where replicas train alone, or is decided by all of them together."""
+    refused = {
+        "coupled=cache: its loss is that of a whole global batch": recipe.coupled is Coupled.CACHE,
+        "teachers: they average the parameters after every step": bool(recipe.teachers),
+        "average: it averages the parameters after every step": recipe.average is not None,
+        "a loss with weights: it is divided by those of a whole global batch": recipe.is_weighted,
+        "on_nan=skip: all replicas leave out a step": recipe.on_nan is OnNan.SKIP,
+        "precision=fp16: all replicas share the scale of losses": recipe.precision.scales_loss,
+    }
+    for reason, is_so in refused.items():
+        if is_so:
+            raise PlanError(f"replicas that meet every few steps do not allow {reason}; train with sync_every=1")
+
+
 def no_optimizer(parameters: Any) -> Optimizer:
     """Return the optimiser of a model that is only evaluated. Raises PlanError when it is to train."""
     raise PlanError("the model has no optimizer; to train it, give FuncPipe one: optimizer=partial(torch.optim.SGD, …)")

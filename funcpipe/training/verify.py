@@ -38,10 +38,13 @@ class Yardstick(Enum):
 
 
 class Reference(Enum):
-    """The way to compute a step's gradient in one process: from the whole global batch, or by micro-batches."""
+    """The way to compute a step's gradient in one process: from the whole global batch, or by micro-batches; or by
+    replicas that train alone, one after the other.
+    """
 
     WHOLE = "whole batches"
     ACCUMULATED = "accumulated micro-batches"
+    LOCAL = "local steps, one replica after the other"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,7 +121,7 @@ def compare_states(
 @in_turn()
 def verify_run(found: Mapping[str, Tensor], plain: PlainTraining, *, steps: int, tolerance: float) -> Verification:
     """Compare the state `found` after a run with that of plain training: on whole batches, or, where that differs, with
-    accumulated micro-batches.
+    accumulated micro-batches; of replicas that train alone, with the same algorithm in one process.
     """
     off_whole = None
     if plain.can_be_whole:
@@ -128,7 +131,8 @@ def verify_run(found: Mapping[str, Tensor], plain: PlainTraining, *, steps: int,
             return replace(verification, reference=Reference.WHOLE)
         off_whole = verification.first_difference
     verification = verify_states(plain.graph, found, plain.run, steps=steps, tolerance=tolerance)
-    return replace(verification, reference=Reference.ACCUMULATED, off_whole=off_whole)
+    reference = Reference.ACCUMULATED if plain.local is None else Reference.LOCAL
+    return replace(verification, reference=reference, off_whole=off_whole)
 
 
 def verify_states(

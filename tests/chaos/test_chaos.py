@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from funcpipe.testing.faults import Fault
+from funcpipe.training.plain_rounds import LocalSteps, train_in_turn
 from tests.support import chaos, faulty_threads
 from tests.support.chaos import Ending, good, run
-from tests.support.local_steps_reference import LocalSteps, train_in_turn
 
 
 @pytest.fixture(scope="module")

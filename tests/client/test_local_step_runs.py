@@ -16,9 +16,9 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
+from funcpipe.training.plain_rounds import LocalSteps, train_in_turn
 from funcpipe.worker import hand_over
 from tests.client.test_learning import STEADY, halted, job, run
-from tests.support.local_steps_reference import LocalSteps, train_in_turn
 from tests.training.learning import all_steps, data, network
 
 

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from funcpipe.core import ends_round, round_of
 from funcpipe.training.batches import Step
-from tests.support.local_steps_reference import LocalSteps
+from funcpipe.training.plain_rounds import LocalSteps
 
 
 @given(st.integers(1, 40), st.integers(1, 50) | st.just("end"), st.none() | st.integers(1, 50))

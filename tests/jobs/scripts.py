@@ -118,10 +118,10 @@ def run_over_functions(
     return _trained(_job(script, model, loss, stages, replicas, schedule, recompute, plan_changes))
 
 
-def verify(script: Script, *, stages: int = 2, replicas: int = 1) -> Verification:
+def verify(script: Script, *, stages: int = 2, replicas: int = 1, plan_changes: Mapping[str, Any] = {}) -> Verification:
     """What `FuncPipe.verify` finds of the script's job, by the same functions."""
     model, loss = script.made()
-    job = _job(script, model, loss, stages, replicas, ScheduleKind.GPIPE, recompute=False)
+    job = _job(script, model, loss, stages, replicas, ScheduleKind.GPIPE, recompute=False, plan_changes=plan_changes)
     return verify_run(_trained(job), job.plain_training(model), steps=job.steps, tolerance=TOLERANCE)
 
 

@@ -1,12 +1,17 @@
 """An ordinary job over functions equals a user's script on whole batches, and `verify` says to what a job is equal."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from funcpipe.errors import PlanError
+from funcpipe.show.runs import verification
+from funcpipe.training.averaging import EMA
+from funcpipe.training.local_steps import OuterStep
 from funcpipe.training.verify import Reference
 from tests.jobs.scripts import EQUAL, Script, run_over_functions, run_script, verify, worst_difference
 
@@ -66,3 +71,48 @@ def test_verify_does_not_compare_a_model_that_draws_with_whole_batches() -> None
     script = Script(make=lambda: (Residual(lambda: nn.Dropout(0.1)), F.cross_entropy), samples=vectors)
     found = verify(script, stages=1)  # threads share a generator
     assert (found.agrees, found.reference, found.off_whole) == (True, Reference.ACCUMULATED, None)
+
+
+LOCAL = {"sync_every": 2, "outer_lr": 0.7, "outer_momentum": 0.9}
+
+
+@pytest.mark.parametrize("make", [Residual, batch_normalised])
+def test_verify_compares_replicas_that_train_alone_with_the_same_algorithm(make: Callable[[], nn.Module]) -> None:
+    script = Script(make=lambda: (make(), F.cross_entropy), samples=vectors)
+    found = verify(script, replicas=2, plan_changes=LOCAL)
+    assert (found.agrees, found.reference, found.off_whole) == (True, Reference.LOCAL, None)
+    assert "equal to the same algorithm in one process" in str(verification(found))
+    rounded = verify(script, replicas=2, plan_changes={**LOCAL, "wire_sync": "bf16"})
+    assert rounded.agrees
+
+
+def test_verify_finds_replicas_that_meet_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(OuterStep, "begin_step", rounds_of_one_step(OuterStep.begin_step))
+    found = verify(Script(make=lambda: (Residual(), F.cross_entropy), samples=vectors), replicas=2, plan_changes=LOCAL)
+    assert not found.agrees
+
+
+def rounds_of_one_step(begin_step: Callable[[OuterStep], None]) -> Callable[[OuterStep], None]:
+    """As `begin_step`, but with what a replica has now as that on which all have met."""
+
+    def begin(step: OuterStep) -> None:
+        step._theta = {}
+        begin_step(step)
+
+    return begin
+
+
+@pytest.mark.parametrize(
+    ("recipe", "reason"),
+    [
+        ({"average": EMA(decay=0.9)}, "average: it averages the parameters after every step"),
+        ({"on_nan": "skip"}, "on_nan=skip"),
+        ({"precision": "fp16"}, "precision=fp16"),
+        ({"reduction": "tokens"}, "a loss with weights"),
+    ],
+)
+def test_what_has_no_meaning_alone_is_refused_before_anything_runs(recipe: dict[str, Any], reason: str) -> None:
+    script = Script(make=lambda: (Residual(), F.cross_entropy), samples=vectors, recipe=recipe)
+    with pytest.raises(PlanError, match=f"replicas that meet every few steps do not allow {reason}.*sync_every=1"):
+        run_over_functions(script, replicas=2, plan_changes={**LOCAL, "precision": recipe.get("precision", "fp32")})
+    run_over_functions(script, replicas=1, plan_changes={**LOCAL, "precision": recipe.get("precision", "fp32")})

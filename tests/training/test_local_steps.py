@@ -3,26 +3,34 @@
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import nn, optim
+from torch import Tensor, nn, optim
 from torch.optim import lr_scheduler
 
 from funcpipe.client.prepare.job import Job
 from funcpipe.core import Interval, Plan, Streams, Sync, Wire
+from funcpipe.model.graph import trace
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.training.batches import Batches, Step
+from funcpipe.training.computation import Computation
+from funcpipe.training.local_steps import Meetings
+from funcpipe.training.parameter_hooks import hooks_of
+from funcpipe.training.plain import PlainTraining
+from funcpipe.training.plain_rounds import LocalSteps, Tensors, added_in_order, train_in_turn
+from funcpipe.training.recipe import Recipe
 from funcpipe.worker.loop import Worker
 from tests.e2e.int8_sums import Int8Sums
 from tests.e2e.plans import even_plan, momentum
 from tests.e2e.reference import largest_difference
 from tests.in_process import make_job, run_workers, states
-from tests.support.local_steps_reference import LocalSteps, Tensors, added_in_order, train_in_turn
+from tests.support.in_turn import InTurn, even_bounds
 from tests.training import test_ties
-from tests.training.test_wire_sync import WAYS, adam, assert_every_worker_has, model, plan_of, vectors
+from tests.training.test_wire_sync import SAMPLES, WAYS, adam, assert_every_worker_has, model, plan_of, vectors
 
 sgd: Callable[..., optim.Optimizer] = partial(optim.SGD, lr=0.1)
 
@@ -148,3 +156,83 @@ def test_copies_of_tied_parameters_stay_equal_though_one_stage_sums_them(wire: W
             made, job.graph, test_ties.data(), steps, recipe=job.recipe, seed=0, replicas=2, local=local
         )
         assert largest_difference(states(workers), trained.state_dict()) < 1e-12
+
+
+class LocalInTurn(InTurn):
+    """The same without threads, which share a generator of random numbers."""
+
+    def __init__(self, *args: Any, meetings: Meetings) -> None:
+        self.meetings = meetings
+        super().__init__(*args)
+
+    def worker(self, stage: int, replica: int) -> Computation:
+        return Computation(
+            self.modules[stage][replica],
+            recipe=self.recipes[stage][replica],
+            seed=self.plain.seed,
+            recompute=True,
+            replica=replica,
+            replicas=self.replicas,
+            stage_number=stage,
+            norm=self.plain.recipe.gradient_norm(),
+            hooks=hooks_of(self.stages[stage].named_parameters()),
+            meetings=self.meetings,
+        )
+
+    def synchronise(self, step: Step) -> None:
+        """Nothing: each replica has its own gradients."""
+
+    def update(self, step: Step, stage: int, replica: int) -> None:
+        if replica or not self.meetings.is_after(step.number):
+            if not self.meetings.is_after(step.number):
+                super().update(step, stage, replica)
+            return
+        row = self.workers[stage]
+        for worker in row:
+            worker.local_update()
+            worker.flatten()
+        total = reduce(torch.add, [worker.vector.vector for worker in row])
+        for worker in row:
+            worker.vector.vector.copy_(total)
+            worker.update()
+
+
+class Drawing(nn.Module):
+    """Draws in its forward, and has a hook of a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(
+            nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.Tanh(), nn.Linear(8, 8), nn.Dropout(0.2)
+        )
+        self.last = nn.Linear(8, 5)
+        self.last.bias.register_hook(lambda gradient: gradient.clamp(-0.01, 0.01))  # type: ignore[no-untyped-call]
+
+    def forward(self, x: Tensor) -> Any:
+        return self.last(self.layers(x))
+
+
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_each_replica_draws_the_numbers_of_its_micro_batches_and_runs_hooks_on_its_gradients(replicas: int) -> None:
+    torch.manual_seed(6)
+    made = Drawing()
+    plan = local_plan(WAYS[1], replicas, sync_every=2, outer_lr=0.9, outer_momentum=0.4)
+    batches = Batches(samples=SAMPLES, global_batch=plan.global_batch, micro_batch=2, seed=0)
+    steps = tuple(batches.steps_from(0, 3))
+    plain = PlainTraining(
+        model=made,
+        graph=trace(made, (torch.zeros(2, 5),)),
+        dataset=vectors(),
+        steps=steps,
+        recipe=Recipe(loss=F.cross_entropy, optimizer=adam, clip_grad_norm=0.5),
+        seed=0,
+        replicas=replicas,
+        local=LocalSteps.of(plan),
+    )
+    cut = LocalInTurn(plain, even_bounds(plain.graph, 2), replicas, meetings=Meetings(plan=plan, steps=len(steps)))
+    found, expected = cut.train(), plain.run().end
+    for name, tensor in expected.items():
+        if "running" in name:
+            assert torch.allclose(found[name], tensor, rtol=1e-6, atol=1e-7), name
+        else:
+            assert torch.equal(found[name], tensor), name

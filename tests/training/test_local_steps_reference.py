@@ -18,9 +18,9 @@ from funcpipe.model.graph import trace
 from funcpipe.training.averaging import EMA
 from funcpipe.training.batches import Step
 from funcpipe.training.plain import train_in_one_process
+from funcpipe.training.plain_rounds import LocalSteps, train_in_turn
 from funcpipe.training.recipe import Recipe
 from tests.examples import at_most
-from tests.support.local_steps_reference import LocalSteps, train_in_turn
 from tests.training.learning import all_steps, by_name, data, difference, network
 
 SGD = partial(optim.SGD, lr=0.1)

@@ -40,6 +40,7 @@ from funcpipe.training.optimizers import ParameterShape, trainable_shapes
 from funcpipe.training.output_cache import BatchLayout
 from funcpipe.training.parameter_hooks import check_hooks
 from funcpipe.training.plain import PlainTraining
+from funcpipe.training.plain_rounds import LocalSteps
 from funcpipe.training.recipe import Recipe, check_precision, no_optimizer
 from funcpipe.training.state import ATTRIBUTES, MODEL, StageState, select_for_stage, tensor_names
 
@@ -161,6 +162,8 @@ class Job:
             in_blocks=Wire.INT8 in self.plan.wires,
             collate=self.loading.collate,
             layout=self.layout,
+            replicas=self.plan.replicas,
+            local=LocalSteps.of(self.plan),
         )
 
 

@@ -19,6 +19,7 @@ from funcpipe.training.evaluation import StageEvaluation
 from funcpipe.training.losses import loss_of_output
 from funcpipe.training.optimizer_division import check_sharding, check_stages
 from funcpipe.training.parameter_hooks import NO_HOOKS, NamedHooks, hooks_of, listed
+from funcpipe.training.recipe import check_alone
 from funcpipe.training.stage_job import StageJob
 from funcpipe.training.stage_optimizer import trainable_parameters
 
@@ -67,8 +68,10 @@ def make_stages(job: Job, data: RunData) -> tuple[PreparedStage, ...]:
     _ = job.batches  # which raises DataError if the data is not enough
     bounds = stage_bounds(job.graph, job.plan)
     _check_order(job)
+    if job.plan.trains_locally:
+        check_alone(job.recipe)
     routes = _routes(job.graph, stages_of_layers(bounds))
-    if job.plan.is_sharded:
+    if job.plan.divides_optimizer:
         if job.recipe.exchanges_norms:
             raise PlanError(
                 "the plan divides the optimiser over replicas, each of which updates its split before the norm of the "
@@ -92,7 +95,7 @@ def _check_optimizer(job: Job, routes: Routes, stages: Sequence[StageModule]) ->
     own = [trainable_parameters(stage, {shape.name for shape in shapes}).keys() for stage in stages]
     layers = job.graph.layers
     check_stages(factory, shapes, own, together=(layers[0].name, layers[-1].name))
-    if job.plan.is_sharded:
+    if job.plan.divides_optimizer:
         check_sharding(factory, shapes, own, routes)
 
 

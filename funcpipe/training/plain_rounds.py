@@ -19,7 +19,8 @@ where they are by as much again, one parameter each:
 A running statistic of a norm becomes what one process has that runs the forwards of all replicas, step by step, in the
 order of micro-batches. No replica reads it in a round, so what each forward adds to it can be kept until the end.
 
-Nothing of this is shared with what functions run: no graph of tasks, no lanes, no collectives.
+Nothing of this is shared with what functions run: no graph of tasks, no lanes, no collectives. A run over functions has
+the same bits, but for running statistics, which it averages in another order.
 """
 
 import copy
@@ -31,20 +32,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from funcpipe.core import Coupled, OnNan, Precision, checks
-from funcpipe.errors import ModelError, PlanError
+from funcpipe.core import Plan, checks
+from funcpipe.errors import ModelError
 from funcpipe.model.draws import layer_seed, reseed
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.modes import training_mode
+from funcpipe.model.graph.program import autocast_to
 from funcpipe.model.split.stage import trained_by
 from funcpipe.training.batches import Step
 from funcpipe.training.data import Collate, MapDataset
 from funcpipe.training.loading import SeededDataset
-from funcpipe.training.losses import seed_loss
+from funcpipe.training.losses import LossFunction, seed_loss
 from funcpipe.training.optimizers import call_factory
-from funcpipe.training.plain import detached_copy
-from funcpipe.training.plain_loop import seeded
-from funcpipe.training.recipe import LrSchedule, Recipe
+from funcpipe.training.parameter_hooks import hook_seed, hooked, hooks_of
+from funcpipe.training.plain_loop import detached_copy, seeded
+from funcpipe.training.recipe import LrSchedule, Recipe, check_alone
 
 Tensors = dict[str, Tensor]
 """Tensors by the names of parameters."""
@@ -63,6 +65,14 @@ class LocalSteps:
             checks.at_least("sync_every", self.sync_every, 1)
         checks.positive("outer_lr", self.outer_lr)
         checks.at_least("outer_momentum", self.outer_momentum, 0)
+
+    @classmethod
+    def of(cls, plan: Plan) -> "LocalSteps | None":
+        """Return how often the replicas of `plan` meet; None if they sum gradients in every step."""
+        if not plan.trains_locally:
+            return None
+        every = None if isinstance(plan.sync_every, str) else plan.sync_every
+        return cls(sync_every=every, outer_lr=plan.outer_lr, outer_momentum=plan.outer_momentum)
 
     def rounds(self, steps: Sequence[Step], ends: Collection[int] = ()) -> Iterator[Sequence[Step]]:
         """Yield the steps of each round, which ends besides after the steps with the numbers `ends`, and the last one.
@@ -105,62 +115,78 @@ def train_in_turn(
     `add` sums what replicas contribute to a meeting; give another one to round in the places where a format does.
     Raises PlanError for recipes, and ModelError for models, whose replicas cannot meet.
     """
-    _check(recipe)
-    alone = [_Replica(model, graph, dataset, recipe, seed, (rank, replicas), collate) for rank in range(replicas)]
-    theta = {name: values.detach().clone() for name, values in alone[0].parameters.items()}
-    velocity = {name: torch.zeros_like(values) for name, values in theta.items()}
-    for steps_of_round in local.rounds(steps, ends):
-        for replica in alone:
-            for step in steps_of_round:
-                replica.train(step)
-        total = add([{name: theta[name] - own.detach() + 0.0 for name, own in one.parameters.items()} for one in alone])
-        for name, values in theta.items():
-            delta = total[name] / replicas
-            if local.outer_momentum:
-                velocity[name].mul_(local.outer_momentum).add_(delta)
-                delta = delta + local.outer_momentum * velocity[name]
-            values.sub_(local.outer_lr * delta)
-        statistics = _joined_statistics(alone)
-        for replica in alone:
-            replica.go_on_from(theta, statistics)
-        _check_buffers(alone)
-    return alone[0].model
+    job = Rounds(model=model, graph=graph, dataset=dataset, steps=steps, recipe=recipe, seed=seed, collate=collate)
+    return job.train(replicas, local, ends, add)[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounds:
+    """The training that replicas do. `after_backward` is called when a replica has all gradients of a step."""
+
+    model: nn.Module
+    graph: LayerGraph
+    dataset: MapDataset
+    steps: Sequence[Step]
+    recipe: Recipe
+    seed: int
+    collate: Collate | None = None
+    after_backward: Callable[[nn.Module, LossFunction], None] = lambda model, loss: None
+
+    def train(
+        self,
+        replicas: int,
+        local: LocalSteps,
+        ends: Collection[int] = (),
+        add: Callable[[Sequence[Tensors]], Tensors] = added_in_order,
+    ) -> tuple[nn.Module, LossFunction]:
+        """Return trained copies of the model and of the loss; arguments and errors are those of `train_in_turn`."""
+        check_alone(self.recipe)
+        alone = [_Replica(self, rank, replicas) for rank in range(replicas)]
+        theta = {name: values.detach().clone() for name, values in alone[0].parameters.items()}
+        velocity = {name: torch.zeros_like(values) for name, values in theta.items()}
+        for steps_of_round in local.rounds(self.steps, ends):
+            for replica in alone:
+                for step in steps_of_round:
+                    replica.train(step)
+            total = add([replica.changes_since(theta) for replica in alone])
+            for name, values in theta.items():
+                delta = total[name] / replicas
+                if local.outer_momentum:
+                    velocity[name].mul_(local.outer_momentum).add_(delta)
+                    delta = delta + local.outer_momentum * velocity[name]
+                values.sub_(local.outer_lr * delta)
+            statistics = _joined_statistics(alone)
+            for replica in alone:
+                replica.go_on_from(theta, statistics)
+            _check_buffers(alone)
+        return alone[0].model, alone[0].loss
 
 
 @dataclass(frozen=True)
 class _Forward:
-    """What a forward of micro-batch `number` adds to the statistics of norms, and how often it has called each norm."""
+    """The statistics of norms that began with 0 before micro-batch `number`, and the calls of each norm."""
 
     step: int
     number: int
-    added: Mapping[str, tuple[Tensor, Tensor]]
-    calls: Mapping[str, int]
+    added: Mapping[str, tuple[Tensor, ...]]
 
 
 class _Replica:
     """A copy of the model and of the loss, with an optimiser and a schedule of its own."""
 
-    def __init__(
-        self,
-        model: nn.Module,
-        graph: LayerGraph,
-        dataset: MapDataset,
-        recipe: Recipe,
-        seed: int,
-        place: tuple[int, int],
-        collate: Collate | None,
-    ) -> None:
-        self.model = detached_copy(model)
-        loss = recipe.loss
-        self._recipe = replace(recipe, loss=detached_copy(loss) if isinstance(loss, nn.Module) else copy.deepcopy(loss))
+    def __init__(self, job: Rounds, rank: int, replicas: int) -> None:
+        self.model, self._job = detached_copy(job.model), job
+        loss = job.recipe.loss
+        self.loss = detached_copy(loss) if isinstance(loss, nn.Module) else copy.deepcopy(loss)
+        self._recipe = replace(job.recipe, loss=self.loss)
+        self._hooks = hooks_of(job.model.named_parameters())
         own = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
-        self.parameters: dict[str, nn.Parameter] = {**own, **trained_by(self._recipe.loss)}
-        self.optimizer = call_factory(recipe.optimizer, list(self.parameters.items()))
-        self._schedule = None if recipe.scheduler is None else LrSchedule(recipe, self.optimizer)
-        self._graph, self._dataset, self._seed, self._collate = graph, dataset, seed, collate
-        self._rank, self._replicas = place
+        self.parameters: dict[str, nn.Parameter] = {**own, **trained_by(self.loss)}
+        self.optimizer = call_factory(job.recipe.optimizer, list(self.parameters.items()))
+        self._schedule = None if job.recipe.scheduler is None else LrSchedule(job.recipe, self.optimizer)
+        self._rank, self._replicas = rank, replicas
         with training_mode(self.model, caches=True):
-            self.norms = {name: module for name, module in self.model.named_modules() if _can_join(module)}
+            self.norms = {name: module for name, module in self.model.named_modules() if _keeps_statistics(module)}
         self.statistics = {name: tuple(value.clone() for value in _running(norm)) for name, norm in self.norms.items()}
         self.forwards: list[_Forward] = []
 
@@ -172,49 +198,44 @@ class _Replica:
         with training_mode(self.model, caches=True):
             for number, indices in own.items():
                 self._add_gradients(step, number, indices, len(indices) / samples)
-        recipe = self._recipe
+        self._job.after_backward(self.model, self.loss)
+        recipe, seed = self._recipe, self._job.seed
+        for name, hooks in self._hooks.items():
+            gradient = self.parameters[name].grad
+            if gradient is not None:
+                self.parameters[name].grad = hooked(hooks, gradient, seed=hook_seed(seed, step.number, name))
+        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
         if recipe.clip_grad_norm is not None:
-            self._clip_norm(recipe.clip_grad_norm)
-        if recipe.clip_grad_value is not None and any(p.grad is not None for p in self.parameters.values()):
+            _clip_norm(gradients, recipe.clip_grad_norm)
+        if recipe.clip_grad_value is not None and gradients:
             nn.utils.clip_grad_value_(self.parameters.values(), recipe.clip_grad_value)
-        reseed(layer_seed(self._seed, step.number, 0, "optimizer"))
+        reseed(layer_seed(seed, step.number, 0, "optimizer"))
         self.optimizer.step()
         if self._schedule is not None:
             self._schedule.after_step(step)
 
-    def _clip_norm(self, largest: float) -> None:
-        """As torch.nn.utils.clip_grad_norm_, but with a norm in double precision, as functions compute it."""
-        gradients = [p.grad for p in self.parameters.values() if p.grad is not None]
-        norm = math.sqrt(math.fsum(float(torch.linalg.vector_norm(g, dtype=torch.float64)) ** 2 for g in gradients))
-        if (factor := largest / (norm + 1e-6)) < 1:
-            for gradient in gradients:
-                gradient.mul_(factor)
-
     def _add_gradients(self, step: Step, number: int, indices: Sequence[int], share: float) -> None:
-        batch = SeededDataset(self._dataset, self._seed, step.epoch).batch(indices, self._collate)
-        before = {}
-        for name, norm in self.norms.items():
-            mean, variance, count = _running(norm)
-            mean.zero_()
-            variance.zero_()
-            before[name] = int(count)
-        drawing = seeded(self.model, self._graph, self._seed, step.number, number)
-        with drawing:
-            output = self.model(*batch.args, **batch.kwargs)
-        found = {name: _running(norm) for name, norm in self.norms.items()}
-        self.forwards.append(
-            _Forward(
-                step.number,
-                number,
-                {name: (mean.clone(), variance.clone()) for name, (mean, variance, _) in found.items()},
-                {name: int(count) - before[name] for name, (_, _, count) in found.items()},
-            )
-        )
-        seed_loss(self._seed, step.number, number)
-        loss = self._recipe.cast_loss(output, batch.target) * share
+        job, recipe = self._job, self._recipe
+        batch = SeededDataset(job.dataset, job.seed, step.epoch).batch(indices, job.collate)
+        for norm in self.norms.values():
+            for values in _running(norm):
+                values.zero_()
+        drawing = seeded(self.model, job.graph, job.seed, step.number, number)
+        with autocast_to(recipe.precision):
+            with drawing:
+                output = self.model(*batch.args, **batch.kwargs)
+            seed_loss(job.seed, step.number, number)
+            loss = recipe.cast_loss(output, batch.target) * share
         if loss.requires_grad:
             with drawing:
                 torch.autograd.backward(loss)
+        added = {name: tuple(value.clone() for value in _running(norm)) for name, norm in self.norms.items()}
+        self.forwards.append(_Forward(step.number, number, added))
+
+    @torch.no_grad()
+    def changes_since(self, theta: Tensors) -> Tensors:
+        """Return theta minus the parameters; no element is -0.0, which stands for nothing where sums are made."""
+        return {name: theta[name] - own + 0.0 for name, own in self.parameters.items()}
 
     @torch.no_grad()
     def go_on_from(self, theta: Mapping[str, Tensor], statistics: Mapping[str, tuple[Tensor, ...]]) -> None:
@@ -228,11 +249,17 @@ class _Replica:
         self.forwards = []
 
 
-def _can_join(module: nn.Module) -> bool:
-    """Return True for a norm whose every call moves its statistics by the same share."""
-    if not isinstance(module, _NormBase) or not module.training:
-        return False
-    return module.running_mean is not None and module.momentum is not None
+def _clip_norm(gradients: Sequence[Tensor], largest: float) -> None:
+    """As torch.nn.utils.clip_grad_norm_, but with a norm in double precision, as functions compute it."""
+    squares = [float(torch.linalg.vector_norm(gradient, dtype=torch.float64)) ** 2 for gradient in gradients]
+    factor = largest / (math.sqrt(math.fsum(squares)) + 1e-6)
+    for gradient in gradients if factor < 1 else ():
+        gradient.mul_(factor)
+
+
+def _keeps_statistics(module: nn.Module) -> bool:
+    """Return True for a norm that keeps running statistics in training."""
+    return isinstance(module, _NormBase) and module.training and module.running_mean is not None
 
 
 def _running(norm: nn.Module) -> tuple[Tensor, ...]:
@@ -247,28 +274,15 @@ def _joined_statistics(alone: Sequence[_Replica]) -> dict[str, tuple[Tensor, ...
     for name, norm in alone[0].norms.items():
         mean, variance, count = (value.clone() for value in alone[0].statistics[name])
         for forward in forwards:
-            kept = (1 - norm.momentum) ** forward.calls[name]
-            mean.mul_(kept).add_(forward.added[name][0])
-            variance.mul_(kept).add_(forward.added[name][1])
-            count += forward.calls[name]
+            *own, calls = forward.added[name]
+            for value, added in zip((mean, variance), own, strict=True):
+                if norm.momentum is not None:
+                    value.mul_((1 - norm.momentum) ** int(calls)).add_(added)
+                elif calls:  # a plain average over all calls
+                    value.mul_(count).add_(added * calls).div_(count + calls)
+            count += calls
         joined[name] = (mean, variance, count)
     return joined
-
-
-def _check(recipe: Recipe) -> None:
-    """Raise PlanError for what has no meaning where replicas train alone, or is decided by all of them together."""
-    refused = {
-        "coupled=cache: its loss is that of a whole global batch": recipe.coupled is Coupled.CACHE,
-        "teachers: they average the parameters after every step": bool(recipe.teachers),
-        "average: it averages the parameters after every step": recipe.average is not None,
-        "a loss with weights: it is divided by those of a whole global batch": recipe.is_weighted,
-        "on_nan=skip: all replicas leave out a step": recipe.on_nan is OnNan.SKIP,
-        "precision=fp16: all replicas share the scale of losses": recipe.precision.scales_loss,
-        f"precision={recipe.precision.value}: this reference computes in fp32": recipe.precision is not Precision.FP32,
-    }
-    for reason, is_so in refused.items():
-        if is_so:
-            raise PlanError(f"replicas that meet every few steps do not allow {reason}; train with sync_every=1")
 
 
 def _check_buffers(alone: Sequence[_Replica]) -> None:
