@@ -169,6 +169,10 @@ class Planning:
         numerics: Numerics | str = Numerics.EXACT,
         schedule: ScheduleKind | str | None = None,
         sync: Sync | str | None = None,
+        sync_every: int | str = 1,
+        sync_every_at_most: int | None = None,
+        outer_lr: float = 1.0,
+        outer_momentum: float = 0.0,
         shard_optimizer: bool = False,
         stores: Stores | str | Mapping[str, str] = DEFAULT_STORES,
         pins: Pins = NO_PINS,
@@ -197,6 +201,11 @@ class Planning:
                 besides.
             schedule: The order of forwards and backwards, by default the best one.
             sync: The way in which replicas sum gradients, by default the best one.
+            sync_every: Replicas train alone and meet after so many steps. With "end" they meet in the end alone, with
+                "auto" after the best number of at most `sync_every_at_most`.
+            sync_every_at_most: With "auto", the most steps between meetings.
+            outer_lr: When replicas meet, they go so far to their mean.
+            outer_momentum: The Nesterov momentum with which they do.
             shard_optimizer: Divide the optimiser's state over replicas.
             stores: Where messages, sums and checkpoints may be: "default", "auto", or names by kind, `{"messages":
                 "express"}`; `train` then takes a URL for each.
@@ -220,6 +229,10 @@ class Planning:
             optimizer=optimizer_kind(self._recipe.optimizer, trainable_shapes(self.model, self._recipe.loss)),
             **choices(wire=wire, wire_back=wire_back, wire_sync=wire_sync, numerics=numerics),
             **choices(recompute=recompute, schedule=schedule, sync=sync),
+            sync_every=sync_every,
+            sync_every_at_most=sync_every_at_most,
+            outer_lr=outer_lr,
+            outer_momentum=outer_momentum,
             shard_optimizer=shard_optimizer,
             stores=Stores.of(stores),
             averaged=self._recipe.average is not None,

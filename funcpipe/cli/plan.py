@@ -56,6 +56,11 @@ def _stores(text: str) -> Stores:
     return Stores.of({kind.strip(): name.strip() for kind, _, name in pairs})
 
 
+def _sync_every(text: str) -> int | str:
+    """A number of steps; another word is for `TrainingSpec` to judge."""
+    return int(text) if text.isascii() and text.removeprefix("-").isdigit() else text
+
+
 _GOAL = group(
     "goal: The cheapest iteration, unless one of the first three says otherwise.",
     option("--time-value USD_PER_HOUR", "what saving an hour is worth", not_negative, 0.0, one_of="goal"),
@@ -76,6 +81,16 @@ _TRAINING = group(
     option("--recompute", "may stages recompute to save memory", of=TrainingSpec),
     option("--schedule", "order of the micro-batches", Choice(ScheduleKind, none="auto"), "auto"),
     option("--sync", "how replicas sum their gradients", Choice(Sync, none="auto"), "auto"),
+    option(
+        "--sync-every N|auto|end",
+        "let replicas train alone, and meet after N steps; `end` for once, at the end of a run; `auto` chooses among "
+        "those that --sync-every-at-most admits",
+        _sync_every,
+        "1",
+    ),
+    option("--sync-every-at-most N", "with --sync-every auto: no more steps than this", whole()),
+    option("--outer-lr", "how far replicas go to their mean when they meet", positive, of=TrainingSpec),
+    option("--outer-momentum", "the Nesterov momentum of that", not_negative, of=TrainingSpec),
     option("--shard-optimizer", "divide the optimiser's state among replicas (ZeRO stage 1)"),
     option(
         "--stores KIND=STORE",

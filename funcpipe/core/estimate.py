@@ -5,6 +5,7 @@ from enum import Enum
 from typing import ClassVar
 
 from funcpipe.core import checks
+from funcpipe.core.json_form import IF_CHANGED
 from funcpipe.core.texts import counted, time_text, usd_text
 
 
@@ -69,6 +70,9 @@ class Estimate:
 
     `overhead_s` and `overhead_usd` are what an iteration's share of starting functions, and of handing over when their
     lifetime ends, adds; `iteration_s` and `cost_usd` do not include them.
+
+    Where replicas train alone between meetings, an iteration is the mean of all steps; one with a meeting takes
+    `meeting_s`.
     """
 
     iteration_s: float
@@ -84,6 +88,7 @@ class Estimate:
     overhead_usd: float = 0.0
     hours_usd: float = 0.0
     stores: tuple[StoreEstimate, ...] = ()
+    meeting_s: float | None = field(default=None, metadata=IF_CHANGED)
 
     def usd_in(self, iteration_s: float) -> float:
         """Dollars of an iteration that takes `iteration_s` instead: those of functions and of hours follow the time."""

@@ -113,6 +113,24 @@ class PlanBase:
         """True if replicas train alone between meetings, if there are several."""
         return self.sync_every != 1
 
+    def values_each(self, replicas: int) -> float:
+        """Return the number of values that each of so many replicas keeps per parameter: for its optimiser, for an
+        average, and for meetings.
+
+        Replicas that train alone keep their own optimiser's state whole, and the parameters of the last meeting, with
+        momentum its velocity too. If that is divided over them, each has its share of these and of the mean it makes.
+        """
+        sharded, alone = self.shard_optimizer and replicas > 1, self.sync_every != 1 and replicas > 1
+        values = self.optimizer.values_each(replicas, sharded=sharded and not alone, averaged=self.averaged)
+        return values + self.kept_for_meetings(replicas)
+
+    def kept_for_meetings(self, replicas: int) -> float:
+        """Return how many of these are for meetings."""
+        if self.sync_every == 1 or replicas == 1:
+            return 0.0
+        met = 1.0 + (self.outer_momentum > 0)
+        return (met + 1) / replicas if self.shard_optimizer else met
+
     @property
     def base_fields(self) -> dict[str, Any]:
         """The fields of this class, as keywords for another one with them."""
@@ -280,6 +298,13 @@ class Plan(Described, PlanBase):
         return self.replicas > 1 and not self.trains_locally
 
     @property
+    def meetings(self) -> str:
+        """How often replicas meet, in words."""
+        if isinstance(self.sync_every, str):
+            return "replicas train alone and meet in the end"
+        return "replicas meet in every step" if self.sync_every == 1 else f"replicas meet every {self.sync_every} steps"
+
+    @property
     def loss_of(self) -> str:
         """The samples whose loss is computed at a time, in words."""
         return "whole global batches" if self.joint_loss else "micro-batches"
@@ -303,7 +328,7 @@ class Plan(Described, PlanBase):
     def values_per_parameter(self) -> float:
         """The number of values that each function keeps for a parameter, besides itself and its gradient."""
         kept = max(way.sync.fed_back(self.replicas) for way in self.ways) if self.feeds_back else 0.0
-        return self.optimizer.values_each(self.replicas, sharded=self.is_sharded, averaged=self.averaged) + kept
+        return self.values_each(self.replicas) + kept
 
     @property
     def feeds_back(self) -> bool:

@@ -7,7 +7,7 @@ expensive functions, fewer sizes, or another model.
 import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar, Protocol
 
@@ -25,11 +25,14 @@ from funcpipe.core import (
     TrainingSpec,
 )
 from funcpipe.core.distribution import needed_from
+from funcpipe.core.json_form import IF_CHANGED
+from funcpipe.core.rounds import AUTO
 from funcpipe.errors import Infeasible, InvalidValue, PlanError
 from funcpipe.partitioner import PLANNED_LAYERS
 from funcpipe.partitioner.cost import BoolArray
 from funcpipe.partitioner.cost.evaluate import check_memory, evaluate
 from funcpipe.partitioner.cost.loads import Setting
+from funcpipe.partitioner.local_steps import RoundChoice, round_choices
 from funcpipe.partitioner.optimize import merged_problem, optimize, unmerged, with_origin
 from funcpipe.partitioner.problem.goal import Goal
 from funcpipe.partitioner.problem.options import Options
@@ -141,6 +144,9 @@ def pareto_front(
     Raises what `optimize` raises.
     """
     started_s = time.monotonic()
+    if training.sync_every == AUTO:
+        rule = "must be a number of steps, or end, for a Pareto front, whose plans meet equally often"
+        raise InvalidValue("sync_every", AUTO, rule)
     free = replace(training, time_value=0.0, deadline_s=None, budget_usd=None)
     choices = store_choices(spec, training.stores)
     problem, starts = merged_problem(profile, spec, free, pins=pins, layer_limit=layer_limit, stores=choices[0])
@@ -316,7 +322,8 @@ def parse_changes(items: Sequence[str]) -> Changes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WhatIf:
-    """The best plan as things are, what that plan would take after the changes, and the best plan then.
+    """The best plan as things are, what that plan would take after the changes, and the best plan then; for some
+    numbers of steps between meetings, where that is left open, as `rounds`.
 
     `now` is None where there is no plan as things are; `kept` is None where that plan cannot be kept, and `obstacle`
     says why.
@@ -328,6 +335,7 @@ class WhatIf:
     kept: Estimate | None
     obstacle: str | None
     best: Plan
+    rounds: tuple[RoundChoice, ...] = field(default=(), metadata=IF_CHANGED)
 
 
 def what_if(
@@ -345,13 +353,14 @@ def what_if(
     """
     other_spec, other_profile = changes.apply(spec), other_profile or profile
     best = find(other_profile, other_spec, training)
+    rounds = round_choices(other_profile, other_spec, training, find)
     try:
         now = find(profile, spec, training)
     except Infeasible as error:
-        return WhatIf(now=None, kept=None, obstacle=str(error), best=best)
+        return WhatIf(now=None, kept=None, obstacle=str(error), best=best, rounds=rounds)
     try:
         kept = evaluate(now, other_profile, other_spec)
         check_memory(now, kept)
     except PlanError as error:
-        return WhatIf(now=now, kept=None, obstacle=str(error), best=best)
-    return WhatIf(now=now, kept=kept, obstacle=None, best=best)
+        return WhatIf(now=now, kept=None, obstacle=str(error), best=best, rounds=rounds)
+    return WhatIf(now=now, kept=kept, obstacle=None, best=best, rounds=rounds)

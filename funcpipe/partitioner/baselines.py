@@ -241,6 +241,9 @@ def _data_parallel(problem: Problem, policy: str, schedule: ScheduleKind, *, ser
     started_s = time.monotonic()
     if server is not None and problem.training.shard_optimizer:
         raise InvalidValue("shard_optimizer", True, f"does not go with the policy {policy}: its server updates")
+    if server is not None and problem.training.trains_locally:
+        rule = f"must be 1 with the policy {policy}: its server sums in every step"
+        raise InvalidValue("sync_every", problem.training.sync_every, rule)
     if problem.training.joint_loss and (server is not None or schedule is not ScheduleKind.GPIPE):
         rule = f"does not go with the policy {policy}, where no replica sees the outputs of all micro-batches"
         raise InvalidValue("joint_loss", True, rule)

@@ -1,15 +1,18 @@
 """Why a plan is as it is: memory and lanes of each stage, the limits that bind, and what other choices would cost."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from funcpipe.core import MB, NO_PINS, ModelProfile, Pins, Plan, PlatformSpec, TrainingSpec, Wire
+from funcpipe.core.rounds import AUTO
 from funcpipe.core.stores import DEFAULT, KINDS
 from funcpipe.partitioner import PLANNED_LAYERS
 from funcpipe.partitioner.alternatives import second_best
 from funcpipe.partitioner.cost.evaluate import evaluate
-from funcpipe.partitioner.optimize import merged_problem, unmerged
-from funcpipe.partitioner.problem.goal import reason_for
+from funcpipe.partitioner.local_steps import RoundChoice, round_choices
+from funcpipe.partitioner.optimize import merged_problem, optimize, unmerged
+from funcpipe.partitioner.problem.goal import meeting_every, reason_for
 from funcpipe.partitioner.problem.problem import Problem
 
 _NEAR = 0.98
@@ -59,12 +62,14 @@ class StageExplanation:
     smaller: Smaller | None
     load_s: float = 0.0
     data_bytes: int = 0
+    meeting_bytes: int = 0
 
     @property
     def needs_bytes(self) -> int:
         """All that one function holds at its peak."""
         held = self.base_bytes + self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
         held += self.sync_buffer_bytes + self.constant_bytes + self.activation_bytes + self.workspace_bytes
+        held += self.meeting_bytes
         return held + self.waste_bytes + self.data_bytes
 
 
@@ -83,7 +88,10 @@ class StoreExplanation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Explanation:
-    """A plan explained. `objective` is in `unit`: dollars, time valued, or seconds; `second` the best other plan."""
+    """A plan explained. `objective` is in `unit`: dollars, time valued, or seconds; `second` the best other plan.
+
+    Where the number of steps between meetings was left open, `rounds` are the best plans for some of them.
+    """
 
     plan: Plan
     objective: float
@@ -93,6 +101,7 @@ class Explanation:
     binding: tuple[str, ...]
     second: Alternative | None
     stores: tuple[StoreExplanation, ...] = ()
+    rounds: tuple[RoundChoice, ...] = ()
 
 
 def explain(
@@ -107,7 +116,9 @@ def explain(
     """Explain `plan`, which was made for these arguments. Raises PlanError when they do not belong together."""
     estimate = evaluate(plan, profile, spec)
     priced = replace(plan, estimate=estimate)
-    whole = Problem(profile=profile, spec=spec, training=training, pins=pins, stores=plan.stores)
+    wanted = meeting_every(training, plan.sync_every) if training.sync_every == AUTO else training
+    whole = Problem(profile=profile, spec=spec, training=wanted, pins=pins, stores=plan.stores)
+    find = partial(optimize, pins=pins, layer_limit=layer_limit)
     return Explanation(
         plan=priced,
         objective=whole.goal.of_plan(priced),
@@ -117,6 +128,7 @@ def explain(
         binding=_binding(priced, whole),
         second=_second(priced, whole, layer_limit),
         stores=tuple(_store(priced, kind, whole) for kind in KINDS),
+        rounds=round_choices(profile, spec, training, find),
     )
 
 
@@ -135,7 +147,8 @@ def _stage(plan: Plan, number: int, problem: Problem) -> StageExplanation:
     stage, estimate = plan.stages[number], plan.estimate.stages[number]
     layers = problem.profile.layers[stage.first : stage.stop]
     parameters = problem.profile.parameter_bytes(stage.first, stage.stop)
-    optimizer = round(plan.values_per_parameter * parameters)
+    meetings = round(plan.kept_for_meetings(plan.replicas) * parameters)
+    optimizer = round(plan.values_per_parameter * parameters) - meetings
     constant = sum(layer.constant_bytes for layer in layers)
     workspace = max(layer.workspace_bytes for layer in layers)
     each = plan.micro_batches // plan.replicas
@@ -148,7 +161,7 @@ def _stage(plan: Plan, number: int, problem: Problem) -> StageExplanation:
         parameter_bytes=parameters,
         gradient_bytes=parameters,
         optimizer_bytes=optimizer,
-        sync_buffer_bytes=estimate.state_bytes - 2 * parameters - optimizer - constant,
+        sync_buffer_bytes=estimate.state_bytes - 2 * parameters - optimizer - meetings - constant,
         constant_bytes=constant,
         activation_bytes=estimate.activation_bytes - workspace,
         workspace_bytes=workspace,
@@ -160,6 +173,7 @@ def _stage(plan: Plan, number: int, problem: Problem) -> StageExplanation:
         smaller=_smaller(plan, number, problem),
         load_s=each * estimate.load_s,
         data_bytes=estimate.data_bytes,
+        meeting_bytes=meetings,
     )
 
 
@@ -261,6 +275,7 @@ def _lines(explanation: Explanation) -> Iterator[str]:
         f"{plan.wire.value} on the wire"
         + (f", sums in {plan.wire_sync.value}" if plan.replicas > 1 and plan.wire_sync is not Wire.FP32 else "")
         + (", optimiser divided over the replicas" if plan.is_sharded else "")
+        + (f", {plan.meetings}" if plan.trains_locally else "")
         + (f", the loss computed for {plan.loss_of}" if plan.joint_loss else "")
     )
     if reason := reason_for(plan):
@@ -271,6 +286,8 @@ def _lines(explanation: Explanation) -> Iterator[str]:
         f"(functions {estimate.compute_usd:.4g} $, {estimate.puts} puts and {estimate.gets} gets "
         f"{estimate.request_usd:.4g} ${hours})"
     )
+    if estimate.meeting_s is not None:
+        yield f"that is the mean of a round; a step that ends with a meeting takes {estimate.meeting_s:.4g} s"
     if plan.prices_note:
         yield plan.prices_note
     yield from _store_lines(explanation)
@@ -286,10 +303,24 @@ def _lines(explanation: Explanation) -> Iterator[str]:
     yield ""
     yield "limits that bind: " + ("; ".join(explanation.binding) or "none")
     second = explanation.second
+    if explanation.rounds:
+        yield ""
+        yield from round_lines(explanation.rounds)
+        yield ""
     if second is not None:
         is_best = second.worse_by >= -1e-9 * abs(explanation.objective)
         what = "second-best plan" if is_best else "this plan is not the best; a better one"
         yield f"{what}: {_change(second, explanation.unit)}: {second.what}"
+
+
+def round_lines(rounds: Sequence[RoundChoice]) -> Iterator[str]:
+    """The best plans for some numbers of steps between meetings, a line each."""
+    yield "the best plan, if replicas meet after so many steps:"
+    yield "  steps  stages  replicas   step s  with meeting s     step $  efficiency"
+    for row in rounds:
+        shape = f"{row.sync_every:>5}  {row.stages:>6}  {row.replicas:>8}"
+        seconds = f"{row.iteration_s:>7.4g}  {row.meeting_s:>14.4g}"
+        yield f"  {shape}  {seconds}  {row.cost_usd:>9.4g}  {row.efficiency:>10.0%}"
 
 
 def _store_lines(explanation: Explanation) -> Iterator[str]:
@@ -321,6 +352,7 @@ def _stage_lines(number: int, stage: StageExplanation, unit: str) -> Iterator[st
         "parameters": stage.parameter_bytes,
         "gradients": stage.gradient_bytes,
         "optimiser": stage.optimizer_bytes,
+        "last meeting": stage.meeting_bytes,
         "synchronisation buffers": stage.sync_buffer_bytes,
         "constants": stage.constant_bytes,
         "activations": stage.activation_bytes,

@@ -18,6 +18,7 @@ graph is a single path.
 
 from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 
 from funcpipe.core import (
     DEFAULT_STORES,
@@ -33,7 +34,14 @@ from funcpipe.core import (
 )
 from funcpipe.partitioner import PLANNED_LAYERS, find_policy
 from funcpipe.partitioner.problem.cuts import PlacedPins, merge_layers, starts_of
-from funcpipe.partitioner.problem.goal import Goal, better_of, may_sum_in_8_bits, with_formats, without_idle_formats
+from funcpipe.partitioner.problem.goal import (
+    Goal,
+    better_format,
+    better_round,
+    may_sum_in_8_bits,
+    with_formats,
+    without_idle_formats,
+)
 from funcpipe.partitioner.problem.options import fitting_stages
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.problem.stage_graph import EDGE_LIMIT, TooEntangled
@@ -127,6 +135,7 @@ def optimize(
 
     A profile of more than `layer_limit` layers is merged first, and further while its stage graph would have more than
     `edge_limit` edges; the plan is optimal among the cuts that remain, as `plan.solver.merged_layers` says.
+    With `sync_every` "auto" the best number of steps between meetings is chosen (`better_round`).
     Plans use those of the platform's stores that `training.stores` allows; the best are chosen.
     After `time_limit_s` seconds the best plan so far is returned, with what is proved about it in `plan.solver`.
     Raises Infeasible when no plan satisfies the limits, PlanError when batch, micro-batch and replicas do not divide or
@@ -147,8 +156,8 @@ def optimize(
         return with_origin(unmerged(plan, starts), training, request)
 
     if policy != "funcpipe":
-        return planned(training)
-    return _in_best_formats(training, profile, planned)
+        return better_round(training, planned)
+    return better_round(training, partial(_in_best_formats, profile, planned))
 
 
 def best_plans(
@@ -180,20 +189,20 @@ def best_plans(
         found.extend(with_origin(unmerged(plan, starts), training, request) for plan in plans)
         return found[-len(plans)]
 
-    best = _in_best_formats(training, profile, planned)
+    best = better_round(training, partial(_in_best_formats, profile, planned))
     others = [plan for plan in found if _decided(plan) != _decided(best)]
     return [best, *sorted(others, key=lambda plan: _report(plan).objective)][:count]
 
 
-def _in_best_formats(training: TrainingSpec, profile: ModelProfile, planned: Callable[[TrainingSpec], Plan]) -> Plan:
+def _in_best_formats(profile: ModelProfile, planned: Callable[[TrainingSpec], Plan], training: TrainingSpec) -> Plan:
     """The better of what is `planned` with sums in bf16 and in int8, where `training` leaves that open."""
     if not may_sum_in_8_bits(training, profile.precision):
         return planned(training)
-    return better_of(lambda wire_sync: planned(replace(training, wire_sync=wire_sync)))
+    return better_format(training, planned)
 
 
 def _decided(plan: Plan) -> tuple[object, ...]:
-    return plan.replicas, plan.schedule, plan.stages, plan.wires
+    return plan.replicas, plan.schedule, plan.stages, plan.wires, plan.sync_every
 
 
 def _report(plan: Plan) -> SolverReport:

@@ -1,7 +1,7 @@
 """Descriptions of profiles, plans, predictions, platforms and storages."""
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from funcpipe.show.describe import Column, Description, Table
 
 if TYPE_CHECKING:
     from funcpipe.partitioner.alternatives import Front, WhatIf
+    from funcpipe.partitioner.local_steps import RoundChoice
 
 
 def profile(measured: ModelProfile, path: str | None = None) -> Description:
@@ -107,8 +108,7 @@ def _of_plan(chosen: Plan) -> list[tuple[str, str]]:
     if reason := reason_for(chosen):
         formats = f"activations {chosen.wire.value}, their gradients {chosen.gradient_wire.value}"
         facts.append(("formats", f"{formats}, sums {chosen.wire_sync.value}: {reason}"))
-    if chosen.replicas > 1:
-        facts.append(("replicas sum gradients by", chosen.synchronisation))
+    facts += _of_sums(chosen)
     if chosen.joint_loss:
         shares = chosen.replicas > 1 and estimate is not None and _is_whole(chosen)
         exchanged = f"; replicas exchange outputs in {estimate.stages[-1].joint_s:.3f} s" if shares and estimate else ""
@@ -127,6 +127,18 @@ def _of_plan(chosen: Plan) -> list[tuple[str, str]]:
         proof = "" if solver.bound is not None else ", without a proof"
         facts.append((solver.name, f"{solver.status.value}{gap}{among}{proof} in {solver.solve_s:.2f} s"))
     return facts
+
+
+def _of_sums(chosen: Plan) -> Iterator[tuple[str, str]]:
+    """How the replicas of a plan sum, and how often."""
+    if chosen.trains_locally:
+        met_s = None if chosen.estimate is None else chosen.estimate.meeting_s
+        step = (
+            "" if met_s is None else f"; a step with a meeting takes {number_text(met_s, 3)} s, an iteration the mean"
+        )
+        yield "meetings", chosen.meetings + step
+    if chosen.replicas > 1:
+        yield f"replicas sum {'changes' if chosen.trains_locally else 'gradients'} by", chosen.synchronisation
 
 
 def written_to(path: str | None) -> tuple[tuple[str, str], ...]:
@@ -163,11 +175,28 @@ def what_if(found: "WhatIf", path: str) -> Description:
     facts = []
     if found.obstacle is not None:
         facts.append(("now" if found.now is None else "same plan, changed", found.obstacle))
+    compared = Table(columns=(Column("plan", text=True), *_COSTS, *_SHAPE), rows=tuple(rows))
     return Description(
         title=f"{found.best.model}, batch {found.best.global_batch}: now, and after the changes",
         facts=(*facts, ("best plan, changed", f"written to {path}")),
-        tables=(Table(columns=(Column("plan", text=True), *_COSTS, *_SHAPE), rows=tuple(rows)),),
+        tables=(compared, _rounds(found.rounds)) if found.rounds else (compared,),
     )
+
+
+def _rounds(found: "Sequence[RoundChoice]") -> Table:
+    """Return the best plan for each of some numbers of steps between meetings."""
+    columns = (
+        *(Column("steps between meetings"), Column("stages", drop=1), Column("replicas")),
+        *(Column("iteration s"), Column("with a meeting s", drop=2), Column("iteration $"), Column("efficiency")),
+    )
+    rows = tuple(
+        (
+            *(str(row.sync_every), str(row.stages), str(row.replicas), number_text(row.iteration_s, 3)),
+            *(number_text(row.meeting_s, 3), number_text(row.cost_usd, 6), f"{row.efficiency:.0%}"),
+        )
+        for row in found
+    )
+    return Table(title="the best plan, if replicas meet after so many steps", columns=columns, rows=rows)
 
 
 def front(found: "Front", path: str) -> Description:

@@ -88,7 +88,7 @@ class _JobCosts:
         self._prices, self._functions = prices, functions
         self._sizes = [size_of(stage.size, prices) for stage in plan.stages]
         self._usd_s = sum(prices_of(plan, prices).function_usd_s) * plan.replicas
-        values = plan.optimizer.values_each(plan.replicas, sharded=plan.is_sharded, averaged=shape.averaged)
+        values = replace(plan, averaged=shape.averaged).values_each(plan.replicas)
         self._parameter_bytes = list(self._parameters())
         self._saved_bytes = [held_bytes * (1 + values) for held_bytes in self._parameter_bytes]
         self._save_s = self._slowest_s(self._saved_bytes, up=True) + 2 * prices.store(plan.stores.checkpoints).latency_s
@@ -197,7 +197,7 @@ class _JobCosts:
         """The checkpoints that are due, and the last one of all stages."""
         plan, spec = self._plan, self._prices
         count = (self._shape.steps - 1) // self._checkpoint_steps + 1 if self._shape.steps else 0
-        store, every = spec.store(plan.stores.checkpoints), plan.is_sharded or plan.feeds_back
+        store, every = spec.store(plan.stores.checkpoints), plan.is_sharded or plan.feeds_back or plan.trains_locally
         savers, share = (plan.workers, plan.replicas) if every else (len(plan.stages), 1)
         files = self._files() * share
         saved_usd = store.transfer_usd(share * sum(self._saved_bytes), 0.0)

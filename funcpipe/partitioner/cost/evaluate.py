@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -19,7 +20,7 @@ from funcpipe.core import (
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost import Array, IntArray
 from funcpipe.partitioner.cost.formulas import Lanes, MemoryUse, lane_times, memory_use, parameter_copies, stage_costs
-from funcpipe.partitioner.cost.loads import Loads, Setting, StageTraffic, stage_ties
+from funcpipe.partitioner.cost.loads import Loads, Setting, StageTraffic, meeting_share, stage_ties
 from funcpipe.partitioner.cost.pipeline import dollars, plan_costs
 from funcpipe.partitioner.cost.stores import objects_fit, requests, store_estimates, way_fits
 from funcpipe.partitioner.cost.sync_ways import sync_times
@@ -42,6 +43,12 @@ def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Estimate:
     """
     setting, loads = plan_setting(plan, profile, spec), plan_loads(plan, profile, spec)
     lanes, sync_s = lane_times(loads, setting, workers=plan.workers), _sync_seconds(plan, loads, setting)
+    meeting_s = None
+    if setting.alone:
+        meeting = replace(setting, meeting_share=1.0)
+        met = stage_costs(loads, lanes, _sync_seconds(plan, loads, meeting), meeting, plan.ways)
+        met = met._replace(share=meeting.round_shares(len(plan.stages)))
+        meeting_s = plan_costs(met, meeting).iteration_s.item()
     load_s = loads.loads_data * (0.0 if profile.data is None else profile.data.load_s)
     memory = memory_use(loads, setting, setting.held_micro_batches(len(plan.stages)))
     stages = stage_costs(loads, lanes, sync_s, setting, plan.ways)
@@ -56,14 +63,15 @@ def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Estimate:
         compute_usd=dollars(usd_s, iteration_s, 0.0) - hours_usd,
         request_usd=requests_usd,
         peak_memory_bytes=int(memory.total_bytes.max()),
-        puts=int(puts.sum()),
-        gets=int(gets.sum()),
+        puts=round(puts.sum()),
+        gets=round(gets.sum()),
         bottleneck=_bottleneck(lanes, sync_s, loads, setting),
         stages=_stage_estimates(lanes, sync_s, memory, load_s),
         overhead_s=hand_over_s / steps,
         overhead_usd=dollars(usd_s, hand_over_s, start_usd) / steps,
         hours_usd=hours_usd,
         stores=store_estimates(loads, setting, iteration_s, plan.ways),
+        meeting_s=meeting_s,
     )
 
 
@@ -118,6 +126,8 @@ def plan_setting(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Setti
         data=profile.data,
         stores=plan.stores,
         joint_bytes=profile.joint_bytes if plan.joint_loss else None,
+        alone=plan.trains_locally,
+        meeting_share=meeting_share(plan.sync_every, plan.replicas),
     )
 
 

@@ -119,10 +119,11 @@ def stage_costs(
     exactly one.
     """
     forward_lane_s, backward_lane_s = lanes.slowest(setting.schedule)
+    share = setting.meeting_share
     return StageCosts(
-        forward_sum_s=lanes.forward_sum_s,
+        forward_sum_s=lanes.forward_sum_s + (1 - share) * lanes.backward_sum_s,
         forward_lane_s=forward_lane_s,
-        backward_sum_s=lanes.backward_sum_s,
+        backward_sum_s=share * lanes.backward_sum_s,
         backward_lane_s=backward_lane_s,
         round_s=lanes.round_s,
         sync_s=sync_s,

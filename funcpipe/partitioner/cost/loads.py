@@ -30,13 +30,18 @@ from funcpipe.core.cached import cached_property
 from funcpipe.partitioner.cost import Array, BoolArray, IntArray
 from funcpipe.scheduler.pipeline import in_flight
 
+STEPS_OF_ONE_ROUND = 1_000_000
+"""The steps of a round that lasts as long as a run, however long that is: so many that its meeting takes nothing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ties:
     """The shares of stages in parameters that several layers use.
 
     `repeated_bytes` is what a sum over layers counts too often; the gradients of `borrowed_bytes` are summed over the
-    replicas by an earlier stage; the rest is what one function sends and reads of their gradients in an iteration.
+    replicas by an earlier stage; the rest is what one function sends and reads of their gradients in an iteration. Of
+    what it sends, `lent_objects` are sums for later stages. In a meeting of replicas that train alone, sums travel once
+    more, of the parameters.
     """
 
     repeated_bytes: Array
@@ -45,6 +50,17 @@ class Ties:
     upload_objects: Array
     download_bytes: Array
     download_objects: Array
+    lent_objects: Array
+
+    @property
+    def lent_bytes(self) -> Array:
+        """Bytes of `lent_objects`."""
+        return self.upload_bytes - self.borrowed_bytes
+
+    @property
+    def returned_objects(self) -> Array:
+        """Sums that a function reads."""
+        return self.upload_objects - self.lent_objects
 
 
 def stage_ties(first: IntArray, stop: IntArray, profile: ModelProfile) -> Ties:
@@ -56,7 +72,7 @@ def stage_ties(first: IntArray, stop: IntArray, profile: ModelProfile) -> Ties:
     sizes: dict[tuple[int, ...], int] = defaultdict(int)
     for tie in profile.ties:
         sizes[tie.layers] += tie.parameter_bytes
-    repeated, borrowed, up, ups, down, downs = np.zeros((6, len(first)))
+    repeated, borrowed, up, ups, down, downs, lent = np.zeros((7, len(first)))
     for layers, size in sizes.items():
         inside = np.searchsorted(layers, stop) - np.searchsorted(layers, first)
         before = (inside > 0) & (layers[0] < first)
@@ -67,6 +83,7 @@ def stage_ties(first: IntArray, stop: IntArray, profile: ModelProfile) -> Ties:
         borrowed += size * before
         up, ups = up + size * puts, ups + puts
         down, downs = down + size * gets, downs + gets
+        lent += behind & ~before
     return Ties(
         repeated_bytes=repeated,
         borrowed_bytes=borrowed,
@@ -74,6 +91,7 @@ def stage_ties(first: IntArray, stop: IntArray, profile: ModelProfile) -> Ties:
         upload_objects=ups,
         download_bytes=down,
         download_objects=downs,
+        lent_objects=lent,
     )
 
 
@@ -137,6 +155,13 @@ class Loads:
         return self.parameter_bytes - self.ties.borrowed_bytes
 
 
+def meeting_share(sync_every: int | str, replicas: int) -> float:
+    """The share of steps after which so many replicas meet; all of them where they sum gradients, or one trains."""
+    if replicas == 1:
+        return 1.0
+    return 1 / (STEPS_OF_ONE_ROUND if isinstance(sync_every, str) else sync_every)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Setting:
     """The choices that hold for all stages of a plan. `micro_batches` counts those of all replicas together.
@@ -148,6 +173,9 @@ class Setting:
     that replicas sum. Where the optimiser is `sharded` over replicas, no stage may share parameters with another one.
     `data` is None where loading was not measured. `stores` are those of the platform that the plan uses. `joint_bytes`
     is what outputs and targets of a micro-batch take, where the loss is computed for the whole global batch; else None.
+
+    Where replicas train alone between meetings, `meeting_share` is the share of steps that end with one, and `alone` is
+    true: then they exchange what their optimisers have made of the parameters, and begin when these are done.
     """
 
     micro_batches: int
@@ -165,6 +193,8 @@ class Setting:
     data: DataProfile | None = None
     stores: Stores = DEFAULT_STORES
     joint_bytes: int | None = None
+    alone: bool = False
+    meeting_share: float = 1.0
 
     @cached_property
     def message_store(self) -> StoreSpec:
@@ -213,6 +243,21 @@ class Setting:
     def repeats(self) -> int:
         """How many micro-batches follow the first one through the pipeline, each at the pace of the slowest lane."""
         return self.micro_batches_each - 1
+
+    @property
+    def lone_share(self) -> float:
+        """The share of steps that end with a meeting of replicas that train alone; 0 where they do not."""
+        return self.meeting_share if self.alone else 0.0
+
+    @property
+    def meeting_repeats(self) -> float:
+        """The part of `repeats` in steps that end with a meeting, of the mean of all."""
+        return self.repeats * self.meeting_share
+
+    @property
+    def local_repeats(self) -> float:
+        """The part of `repeats` in steps without a meeting."""
+        return self.repeats * (1 - self.meeting_share)
 
     @property
     def seconds_per_work(self) -> float:

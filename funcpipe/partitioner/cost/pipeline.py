@@ -33,6 +33,26 @@ that may hold h micro-batches, fewer than there are, begins no more than h in th
 at the stage to its backward there, which all transfers behind it prolong (Little's law): its pace is at least
 `share` = 1/h of that round trip. The pace is taken to be even: with unequal stages, iterations are a little shorter
 than this says, or longer where a slow link lies between fast ones.
+
+Replicas that train alone synchronise in one of H steps. The seconds are then the mean of H steps, of which H − 1 end
+with the last backward of the first stage, and one as above:
+
+    iteration     = forward + (1 − 1/H) · the backward pass + 1/H · the latest finish
+
+That is the same recurrence in other costs of stages: 1 − 1/H of the backward lanes, which every such step passes one
+after the other, count with the forward lanes, and 1/H of them, and of synchronisation, as backward. Only the slowest
+backward lane of a whole plan is a number of its own (`local_repeats`). By hand, for the two stages above, H = 4, and
+synchronisation in 0 and 8 s: the finishes are 10 and 8 + 8 = 16 s after the forward, so three of four steps take 15 s,
+one takes 21 s, and a step takes 16.5 s in the mean. The last stage counts 2 + 3/4 · 4 = 5 s forward, 1 s backward and
+2 s of synchronisation, the first one 1 + 3/4 · 2 = 2.5 s and 0.5 s; of the repeats, 1/4 are of meetings.
+
+>>> def at_times(forward_s, backward_s, sync_s):  # the same two stages as means of four steps
+...     costs = computing(forward_s, backward_s)._replace(sync_s=sync_s / 4, backward_sum_s=backward_s / 4)
+...     return costs._replace(forward_sum_s=forward_s + 3 / 4 * backward_s)
+>>> last = with_stage(PlanTail.empty(1), at_times(2.0, 4.0, 8.0), repeats=1 / 4)
+>>> both = with_stage(last, at_times(1.0, 2.0, 0.0), repeats=1 / 4)
+>>> float(both.iteration_s(repeats=1, local_repeats=3 / 4, seconds_per_work=0.0)[0])
+16.5
 """
 
 from dataclasses import dataclass
@@ -47,9 +67,9 @@ from funcpipe.partitioner.cost.loads import Setting
 class StageCosts(NamedTuple):
     """Everything about stages that the time and the money of an iteration depend on; an element for each stage.
 
-    Seconds are of one micro-batch, except `sync_s` (of an iteration) and `work_s` (processor seconds of an iteration,
-    all replicas). `price_usd_s` is what all replicas cost in a second, `request_usd` what their requests cost in an
-    iteration. `share` is that of `Setting.round_shares`.
+    An iteration is the mean of all, where replicas train alone. Seconds are of one micro-batch, except `sync_s` (of an
+    iteration) and `work_s` (processor seconds of an iteration, all replicas). `price_usd_s` is what all replicas cost
+    in a second, `request_usd` what their requests cost in an iteration. `share` is that of `Setting.round_shares`.
     """
 
     forward_sum_s: Array
@@ -84,17 +104,20 @@ class PlanTail(NamedTuple):
         """No stages yet."""
         return cls(*np.zeros((len(cls._fields), plans)))
 
-    def iteration_s(self, *, repeats: int, seconds_per_work: float, loading_s: float = 0.0) -> Array:
+    def iteration_s(
+        self, *, repeats: int, seconds_per_work: float, loading_s: float = 0.0, local_repeats: float = 0.0
+    ) -> Array:
         """Seconds of an iteration, once the first stage is in.
 
         No shorter than the processors need for all the work, and functions to load their data, which takes `loading_s`.
         """
         ended: Array = ended_s(self.forward_s, self.forward_lane_s, self.finish_s, repeats)
+        ended = ended + local_repeats * self.backward_lane_s
         return np.maximum(np.maximum(ended, seconds_per_work * self.work_s), loading_s)
 
 
-def with_stage(tail: PlanTail, stage: StageCosts, *, repeats: int) -> PlanTail:
-    """Put `stage` in front of `tail`."""
+def with_stage(tail: PlanTail, stage: StageCosts, *, repeats: float) -> PlanTail:
+    """Put `stage` in front of `tail`; `repeats` are those before a synchronisation (`Setting.meeting_repeats`)."""
     backward_s = tail.backward_s + stage.backward_sum_s
     backward_lane_s = np.maximum(tail.backward_lane_s, stage.backward_lane_s)
     pace_s = stage.share * round_trip_s(tail.forward_s, tail.backward_s, stage.round_s)
@@ -110,7 +133,7 @@ def with_stage(tail: PlanTail, stage: StageCosts, *, repeats: int) -> PlanTail:
     )
 
 
-def synchronised_s(backward_s: Any, slowest_s: Any, sync_s: Any, repeats: int) -> Any:
+def synchronised_s(backward_s: Any, slowest_s: Any, sync_s: Any, repeats: float) -> Any:
     """When a stage has synchronised: its first backward comes through, the others follow, then it sums gradients."""
     return backward_s + repeats * slowest_s + sync_s
 
@@ -151,10 +174,15 @@ def plan_costs(stages: StageCosts, setting: Setting) -> PlanCosts:
     columns = [np.broadcast_to(column, shape) for column in stages]
     tail = PlanTail.empty(1)
     for stage in reversed(range(shape[-1])):
-        tail = with_stage(tail, StageCosts(*(column[..., stage] for column in columns)), repeats=setting.repeats)
+        tail = with_stage(
+            tail, StageCosts(*(column[..., stage] for column in columns)), repeats=setting.meeting_repeats
+        )
     return PlanCosts(
         iteration_s=tail.iteration_s(
-            repeats=setting.repeats, seconds_per_work=setting.seconds_per_work, loading_s=setting.loading_s
+            repeats=setting.repeats,
+            seconds_per_work=setting.seconds_per_work,
+            loading_s=setting.loading_s,
+            local_repeats=setting.local_repeats,
         ),
         price_usd_s=tail.price_usd_s,
         request_usd=tail.request_usd,

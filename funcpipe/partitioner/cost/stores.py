@@ -37,7 +37,7 @@ def joint_bytes_each(setting: Setting) -> tuple[float, float]:
 
 
 def requests(loads: Loads, setting: Setting, ways: Sequence[SyncWay] | None = None) -> tuple[Array, Array]:
-    """Puts and gets of each stage in one iteration, all replicas together.
+    """Puts and gets of each stage in one iteration, or in the mean of all; all replicas together.
 
     `ways` are those of the stages, along the last axis; None stands for the way of the setting, and none at all leaves
     synchronisation out.
@@ -47,9 +47,9 @@ def requests(loads: Loads, setting: Setting, ways: Sequence[SyncWay] | None = No
     if ways is None:
         ways = (setting.way,)
     for_sums = np.array([sync_requests(way, setting.replicas) for way in ways] or [(0, 0)])
-    puts = puts + joint_puts + for_sums[:, 0] + setting.replicas * loads.ties.upload_objects
-    gets = gets + joint_gets + for_sums[:, 1] + setting.replicas * loads.ties.download_objects
-    return puts, gets
+    for_sums = setting.meeting_share * for_sums
+    tied = _tied_traffic(loads, setting)
+    return puts + joint_puts + for_sums[:, 0] + tied.puts, gets + joint_gets + for_sums[:, 1] + tied.gets
 
 
 def message_requests(traffic: StageTraffic, setting: Setting) -> tuple[Array, Array]:
@@ -140,18 +140,29 @@ def message_traffic(loads: Loads, setting: Setting) -> Traffic:
 def sum_traffic(loads: Loads, setting: Setting, ways: Sequence[SyncWay] | None = None) -> Traffic:
     """The traffic of sums: gradients of replicas, and those of tied parameters on their way between stages.
 
-    `ways` are those of the stages, as in `requests`.
+    Of replicas that train alone, a step's share of a meeting counts. `ways` are those of the stages, as in `requests`.
     """
     chosen = (setting.way,) if ways is None else ways
-    ties, replicas = loads.ties, setting.replicas
-    counts = np.array([sync_requests(way, replicas) for way in chosen] or [(0, 0)])
+    counts = setting.meeting_share * np.array([sync_requests(way, setting.replicas) for way in chosen] or [(0, 0)])
     moved = [sync_bytes(way, loads, setting) for way in chosen]
-    sent, received = (_along_stages([one[side] for one in moved]) for side in (0, 1))
+    sent, received = (setting.meeting_share * _along_stages([one[side] for one in moved]) for side in (0, 1))
+    tied = _tied_traffic(loads, setting)
     return Traffic(
-        puts=counts[:, 0] + replicas * ties.upload_objects,
-        gets=counts[:, 1] + replicas * ties.download_objects,
-        sent_bytes=sent + replicas * ties.upload_bytes,
-        received_bytes=received + replicas * ties.download_bytes,
+        puts=counts[:, 0] + tied.puts,
+        gets=counts[:, 1] + tied.gets,
+        sent_bytes=sent + tied.sent_bytes,
+        received_bytes=received + tied.received_bytes,
+    )
+
+
+def _tied_traffic(loads: Loads, setting: Setting) -> Traffic:
+    """The traffic of tied parameters."""
+    ties, replicas, met = loads.ties, setting.replicas, setting.lone_share
+    return Traffic(
+        puts=replicas * (ties.upload_objects + met * ties.lent_objects),
+        gets=replicas * (ties.download_objects + met * ties.returned_objects),
+        sent_bytes=replicas * (ties.upload_bytes + met * ties.lent_bytes),
+        received_bytes=replicas * (ties.download_bytes + met * ties.borrowed_bytes),
     )
 
 
@@ -187,12 +198,12 @@ def sync_bytes_each(sync: Sync, replicas: int, gradient_bytes: Any, merged_bytes
 
 
 def way_usd(way: SyncWay, loads: Loads, setting: Setting) -> Array:
-    """Dollars of each stage for the requests and the bytes of one synchronisation, all replicas together."""
+    """Dollars of each stage for the requests and the bytes of synchronising in an iteration, all replicas together."""
     store = setting.sum_store
     usd: Array = store.request_usd(*sync_requests(way, setting.replicas)) + np.zeros(1)
     if store.costs_by_byte:
         usd = usd + store.transfer_usd(*sync_bytes(way, loads, setting))  # type: ignore[arg-type]
-    return usd
+    return setting.meeting_share * usd
 
 
 def ways_usd(ways: tuple[SyncWay, ...], loads: Loads, setting: Setting) -> Array:
@@ -203,7 +214,7 @@ def ways_usd(ways: tuple[SyncWay, ...], loads: Loads, setting: Setting) -> Array
     if store.costs_by_byte:
         moved = {way.sync: store.transfer_usd(*sync_bytes(way, loads, setting)) for way in ways}  # type: ignore[arg-type]
         usd = usd + np.stack([np.broadcast_to(moved[way.sync], loads.summed_bytes.shape) for way in ways], axis=-1)
-    return usd
+    return setting.meeting_share * usd
 
 
 @lru_cache
@@ -287,8 +298,8 @@ def store_estimates(
             StoreEstimate(
                 kind=kind,
                 store=name,
-                puts=int(traffic.puts.sum()),
-                gets=int(traffic.gets.sum()),
+                puts=round(traffic.puts.sum()),
+                gets=round(traffic.gets.sum()),
                 sent_bytes=round(traffic.sent_bytes.sum()),
                 received_bytes=round(traffic.received_bytes.sum()),
                 request_usd=float(traffic.request_usd(store).sum()),

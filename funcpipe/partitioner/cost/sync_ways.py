@@ -88,12 +88,14 @@ def any_way_fits(loads: Loads, setting: Setting) -> BoolArray:
 def tied_times(loads: Loads, setting: Setting, up: Array, down: Array) -> tuple[Array, Array]:
     """Seconds in which each stage writes and reads the gradients of tied parameters, and those of the backward during
     which other gradients may travel: none where stages share parameters or return gradients of activations, as nothing
-    travels before it has ended.
+    travels before it has ended, and none where what travels is made by the optimiser.
     """
     ties, store = loads.ties, setting.sum_store
     tied_s = ties.upload_bytes / up + ties.download_bytes / down
     tied_s = tied_s + store.latency_s * (ties.upload_objects + ties.download_objects)
-    waits = (ties.download_objects > 0) | (loads.traffic.backward_out_objects > 0)
+    met_s = ties.lent_bytes / up + ties.borrowed_bytes / down + store.latency_s * ties.upload_objects
+    tied_s = tied_s + setting.lone_share * met_s
+    waits = (ties.download_objects > 0) | (loads.traffic.backward_out_objects > 0) | setting.alone
     backward_s = np.where(waits, 0.0, setting.spec.contention * loads.backward_s)
     return tied_s, backward_s
 
@@ -102,12 +104,13 @@ def sync_times(loads: Loads, setting: Setting, *, workers: int, way: SyncWay | N
     """Seconds in which each stage's replicas sum their gradients, from its last backward on, in `way`.
 
     They include those in which it writes and reads the gradients of tied parameters, one after the other. `workers`
-    functions share the store of sums. None stands for the way of the setting.
+    functions share the store of sums. None stands for the way of the setting. Of replicas that train alone, a step's
+    share of a meeting counts.
     """
     up, down = link(loads, setting.sum_store, workers)
     tied_s, backward_s = tied_times(loads, setting, up, down)
     way = setting.way if way is None else way
-    return tied_s + sync_time_s(
+    return tied_s + setting.meeting_share * sync_time_s(
         way.sync,
         gradient_bytes=setting.sync_wire_ratio * loads.summed_bytes,
         merged_bytes=setting.merged_wire_ratio * loads.summed_bytes,
@@ -202,5 +205,6 @@ def _seconds(rows: Array, setting: Setting, ways: Sequence[SyncWay]) -> Array:
                 latency_s=latency_s,
             )
             seconds[:, which] = found
+    seconds *= setting.meeting_share
     seconds += tied_s
     return seconds

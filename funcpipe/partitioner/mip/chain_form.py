@@ -170,7 +170,7 @@ def _sync_s(programme: ChainProgramme, s: int, j: int, gradient_mb: float) -> fl
         download_bytes_s=size.download_bytes_s,
         latency_s=setting.spec.latency_s,
     )
-    return float(seconds)
+    return setting.meeting_share * float(seconds)
 
 
 def chain_programme(problem: Problem, *, longest_s: float, unit_usd: float) -> ChainProgramme:
@@ -351,8 +351,12 @@ def _add_iteration(m: pyo.ConcreteModel, programme: ChainProgramme) -> None:
     seconds_per_work = programme.settings[0].seconds_per_work
 
     def finish(m: Any, i: int, s: int) -> Any:
-        repeats = programme.settings[s].repeats
-        finish_s = synchronised_s(m.backward_sum_s[i], m.backward_lane_s[i], m.sync_s[i], repeats)
+        setting = programme.settings[s]
+        repeats, share = setting.repeats, setting.meeting_share
+        finish_s = synchronised_s(
+            share * m.backward_sum_s[i], m.backward_lane_s[i], m.sync_s[i], setting.meeting_repeats
+        )
+        finish_s += (1 - share) * m.backward_sum_s[0] + setting.local_repeats * m.backward_lane_s[0]
         unchosen_s = (repeats + 2) * programme.longest_s * (1 - m.chosen[s])
         return ended_s(m.forward_sum_s, m.forward_lane_s, finish_s, repeats) <= m.iteration_s + unchosen_s
 
@@ -378,6 +382,7 @@ def _add_money(m: pyo.ConcreteModel, programme: ChainProgramme) -> None:
         m.money.add(setting.replicas * pyo.quicksum(rent[i] for i in m.layers) <= m.price + most * unchosen)
         m.money.add(setting.replicas * stages <= problem.max_functions + setting.replicas * len(m.layers) * unchosen)
         alone = request_usd(*sync_requests(setting.way, setting.replicas), setting.spec) / unit
+        alone *= setting.meeting_share
         m.money.add(messages + alone * stages <= m.requests + alone * len(m.layers) * unchosen)
     cost = dollars(m.price, m.iteration_s, m.requests)
     if goal.counts_seconds:

@@ -138,11 +138,12 @@ def _add_time(m: pyo.ConcreteModel, programme: StageProgramme) -> None:
 
     def synchronise(m: Any, layer: int) -> Any:
         sync_s = _sum(m.taken, starting[layer], costs.sync_s)
-        ended = synchronised_s(m.backward_sum_s[layer], m.backward_lane_s[layer], sync_s, setting.repeats)
+        ended = synchronised_s(m.backward_sum_s[layer], m.backward_lane_s[layer], sync_s, setting.meeting_repeats)
         return ended <= m.finish_s
 
     forward_s = _sum(m.taken, m.options, costs.forward_sum_s)
     whole_s = ended_s(forward_s, m.forward_lane_s, m.finish_s, setting.repeats)
+    whole_s = whole_s + setting.local_repeats * m.backward_lane_s[0]
     m.backwards_run_from_the_last_stage = pyo.Constraint(m.layers, rule=run_backward)
     m.synchronisation_follows_a_stages_last_backward = pyo.Constraint(m.layers, rule=synchronise)
     m.an_iteration_is_forward_and_backward = pyo.Constraint(expr=whole_s <= m.iteration_s)

@@ -17,7 +17,7 @@ only while their layer runs, so that more micro-batches fit at once.
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -34,6 +34,7 @@ from funcpipe.core import (
     TrainingSpec,
     Wire,
 )
+from funcpipe.core.rounds import AUTO
 from funcpipe.errors import Infeasible
 from funcpipe.partitioner.cost import Array
 
@@ -108,23 +109,53 @@ def with_formats(training: TrainingSpec, precision: Precision = Precision.FP32) 
     )
 
 
+def meeting_every(training: TrainingSpec, sync_every: int | str) -> TrainingSpec:
+    """`training` with meetings after so many steps."""
+    outer = {"outer_lr": 1.0, "outer_momentum": 0.0} if sync_every == 1 else {}
+    return replace(training, sync_every=sync_every, sync_every_at_most=None, **outer)  # type: ignore[arg-type]
+
+
+def better_round(training: TrainingSpec, find: Callable[[TrainingSpec], Plan]) -> Plan:
+    """The plan that `find` makes for `training`; the best of those with at most so many steps between meetings, if it
+    leaves that open.
+
+    The more steps, the less each takes and costs, in the same memory. So the most steps are best of all, unless the
+    memory of meetings leaves room for no plan, or none that is better than the best one that sums in every step; of
+    equally good ones that is taken.
+    """
+    if training.sync_every != AUTO:
+        return find(training)
+    assert training.sync_every_at_most is not None
+    return _better([meeting_every(training, steps) for steps in dict.fromkeys((1, training.sync_every_at_most))], find)
+
+
 def may_sum_in_8_bits(training: TrainingSpec, precision: Precision) -> bool:
     """Return whether to compare a plan with sums in 8 bits: allowed, nothing else asked for, no loss scaled."""
     scales = precision.scales_loss or Wire.FP16 in (training.wire, training.wire_back)
     return training.numerics is Numerics.INT8 and training.wire_sync is Wire.FP32 and not scales
 
 
-def better_of(find: Callable[[Wire], Plan]) -> Plan:
+def better_format(training: TrainingSpec, find: Callable[[TrainingSpec], Plan]) -> Plan:
     """The better of the plans that `find` makes for sums in bf16 and in int8, where there is one."""
-    plan = find(Wire.BF16)
-    try:
-        other = find(Wire.INT8)
-    except Infeasible:
-        return plan
-    if plan.solver is None or other.solver is None:
-        return plan
-    best, rest = (plan, other) if plan.solver.objective <= other.solver.objective else (other, plan)
-    return with_bound_of(best, rest)
+    return _better([replace(training, wire_sync=wire) for wire in (Wire.BF16, Wire.INT8)], find)
+
+
+def _better(wanted: Sequence[TrainingSpec], find: Callable[[TrainingSpec], Plan]) -> Plan:
+    """The best of the plans that `find` makes, the first of equally good ones; raises its last Infeasible if none."""
+    plans = []
+    for number, training in enumerate(wanted, start=1):
+        try:
+            plans.append(find(training))
+        except Infeasible:
+            if number == len(wanted) and not plans:
+                raise
+    best = plans[0]
+    for plan in plans[1:]:
+        if best.solver is None or plan.solver is None:
+            return best
+        better, rest = (best, plan) if best.solver.objective <= plan.solver.objective else (plan, best)
+        best = with_bound_of(better, rest)
+    return best
 
 
 def with_bound_of(best: Plan, rest: Plan) -> Plan:

@@ -23,9 +23,10 @@ from funcpipe.core import (
     Wire,
 )
 from funcpipe.core.cached import cached_property
-from funcpipe.errors import PlanError
+from funcpipe.core.rounds import AUTO
+from funcpipe.errors import InvalidValue, PlanError
 from funcpipe.partitioner.cost.evaluate import column_of, evaluate
-from funcpipe.partitioner.cost.loads import Setting
+from funcpipe.partitioner.cost.loads import Setting, meeting_share
 from funcpipe.partitioner.cost.sync_time import choose
 from funcpipe.partitioner.problem.cuts import Borders, PlacedPins
 from funcpipe.partitioner.problem.goal import GAP_OF_A_PROOF, Goal, goal_of
@@ -69,6 +70,8 @@ class Problem:
     stores: Stores = DEFAULT_STORES
 
     def __post_init__(self) -> None:
+        if self.training.sync_every == AUTO:
+            raise InvalidValue("sync_every", AUTO, "must be a number of steps, or end, in a single problem")
         self.spec.stores_usd_h(self.stores)  # whether there are such stores
         for size in self.spec.sizes:
             column_of(size.name, self.profile)
@@ -225,10 +228,7 @@ class Problem:
         return Setting(
             micro_batches=self.micro_batches,
             replicas=replicas,
-            values_per_parameter=self.training.optimizer.values_each(
-                replicas, sharded=sharded, averaged=self.training.averaged
-            )
-            + self._fed_back(replicas, sync),
+            values_per_parameter=self.training.values_each(replicas) + self._fed_back(replicas, sync),
             sync=sync,
             wire_ratio=self.training.wire.ratio,
             gradient_wire_ratio=None if self.training.wire_back is None else self.training.wire_back.ratio,
@@ -241,6 +241,8 @@ class Problem:
             data=self.profile.data,
             stores=self.stores,
             joint_bytes=self._joint_bytes,
+            alone=self.training.trains_locally and replicas > 1,
+            meeting_share=meeting_share(self.training.sync_every, replicas),
         )
 
     @property

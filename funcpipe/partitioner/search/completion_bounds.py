@@ -83,17 +83,23 @@ class CompletionBounds:
         """The least seconds of an iteration of any completion."""
         repeats, tail = self.window.network.repeats, labels.tail
         forward_lane_s = np.maximum(tail.forward_lane_s, self.forward_lane_s[node])
-        end_s = self.timed_s[node] + _mean_end_s(labels, float(self.in_front[node]))
+        end_s = self.timed_s[node] + self._mean_end_s(labels, float(self.in_front[node]))
         timed_s = ended_s(tail.forward_s, forward_lane_s, end_s, repeats)
-        finished_s = ended_s(tail.forward_s + self.forward_s[node], forward_lane_s, tail.finish_s, repeats)
+        finish_s = tail.finish_s + self.local_lane_s(labels, node)
+        finished_s = ended_s(tail.forward_s + self.forward_s[node], forward_lane_s, finish_s, repeats)
         result: Array = np.maximum(timed_s, finished_s)
         return result
+
+    def local_lane_s(self, labels: Labels, node: int) -> Array:
+        """The least that the slowest backward lane adds in steps without a meeting."""
+        found: Array = np.maximum(labels.tail.backward_lane_s, self.backward_lane_s[node])
+        return self.window.network.setting.local_repeats * found
 
     def closed_s(self, labels: Labels, node: int) -> Array:
         """When the stages before the node have synchronised at the earliest, counted like `finish_s`."""
         slowest_s = np.maximum(labels.tail.backward_lane_s, self.backward_lane_s[node])
         found: Array = synchronised_s(
-            labels.tail.backward_s, slowest_s, self.closing_s[node], self.window.network.repeats
+            labels.tail.backward_s, slowest_s, self.closing_s[node], self.window.network.meeting_repeats
         )
         return found
 
@@ -120,15 +126,17 @@ class CompletionBounds:
                 # the slowest lane is the label's own under the caps up to it, and one before the node under higher caps
                 own_lane = np.where(cap > 0, self.timed_usd[node, i][own_cap] + own_usd, np.inf)
                 lanes = np.minimum(own_lane, self.later_timed_usd[node, i][cap])
-                most = np.maximum(most, second_usd * _mean_end_s(labels, share) + lanes)
+                most = np.maximum(most, second_usd * self._mean_end_s(labels, share) + lanes)
         found: Array = most + second_usd * tail.forward_s
         return found
 
-
-def _mean_end_s(labels: Labels, share: float) -> Array:
-    """The label's part of the weighted mean of all ends, of which a share lies before it and waits for its backward."""
-    found: Array = share * labels.tail.backward_s + (1 - share) * labels.tail.finish_s
-    return found
+    def _mean_end_s(self, labels: Labels, share: float) -> Array:
+        """The label's part of the weighted mean of all ends, of which a share lies before it and waits for its
+        backward.
+        """
+        tail, local_repeats = labels.tail, self.window.network.setting.local_repeats
+        found: Array = share * tail.backward_s + (1 - share) * (tail.finish_s + local_repeats * tail.backward_lane_s)
+        return found
 
 
 def completion_bounds(window: TimeWindow) -> CompletionBounds:
@@ -147,7 +155,7 @@ def completion_bounds(window: TimeWindow) -> CompletionBounds:
     with_lanes = timed_usd + second_usd * network.repeats * caps.least_lane_s
     later = np.minimum.accumulate(with_lanes[:, :, ::-1], axis=2)[:, :, ::-1]
     backward_lane_s = _least_peak(network, costs.backward_lane_s)
-    first_s = any_lane[0, _Ahead.CLOSING_S] + network.repeats * backward_lane_s[0]
+    first_s = any_lane[0, _Ahead.CLOSING_S] + network.meeting_repeats * backward_lane_s[0]
     forward_s = any_lane[0, _Ahead.FORWARD_S] + network.repeats * caps.least_lane_s[0]
     return CompletionBounds(
         window=window,
@@ -228,9 +236,10 @@ class UsefulWays:
         bounds, tail, window = self.bounds, labels.tail, self.bounds.window
         options, repeats = window.network.options, window.network.repeats
         seconds = options.ways.seconds[options.row[labels.option]]
-        begun_s = synchronised_s(tail.backward_s, tail.backward_lane_s, 0.0, repeats)
+        begun_s = synchronised_s(tail.backward_s, tail.backward_lane_s, 0.0, window.network.meeting_repeats)
         forward_lane_s = np.maximum(tail.forward_lane_s, bounds.forward_lane_s[node])
-        forward_s = ended_s(tail.forward_s + bounds.forward_s[node], forward_lane_s, 0.0, repeats)
+        local_s = bounds.local_lane_s(labels, node)
+        forward_s = ended_s(tail.forward_s + bounds.forward_s[node], forward_lane_s, local_s, repeats)
         fewest = _first_within(seconds, self.latest_s * (1 + _ROUNDING) - forward_s - begun_s)
         if node == window.network.start:
             others_s = np.maximum(tail.finish_s, window.low_s * (1 - _ROUNDING) - forward_s)
@@ -286,8 +295,9 @@ class Promising:
 
         Between two of `bounds.ends_s` a plan ends no earlier than at the first, and pays no less than at the second.
         """
-        tail, repeats = labels.tail, self.bounds.window.network.repeats
-        end_s = np.maximum(self.bounds.ends_s[:-1], tail.finish_s[:, None])
+        tail, network = labels.tail, self.bounds.window.network
+        repeats, local_s = network.repeats, self.bounds.local_lane_s(labels, network.start)
+        end_s = np.maximum(self.bounds.ends_s[:-1], tail.finish_s[:, None]) + local_s[:, None]
         iteration_s = ended_s(tail.forward_s[:, None], tail.forward_lane_s[:, None], end_s, repeats)
         price_usd_s = tail.price_usd_s[:, None] + self.incumbents.time_value_usd_s
         usd: Array = dollars(price_usd_s, iteration_s, tail.request_usd[:, None] + labels.in_time_usd[:, 1:])

@@ -6,7 +6,8 @@ so the plan that A becomes takes at most `slower_s` more seconds than B's: the l
 
 - the difference of all their lanes, plus what the slowest lanes may add, where only that part of a slow lane counts
   which no stage in front is sure to override;
-- the difference of when they have synchronised, or of their forward lanes, plus what the slowest of these may add;
+- the difference of when they have synchronised, or of their forward lanes, plus what the slowest of these may add, and
+  in steps without a meeting the slowest backward lanes;
 - the difference of their work, where functions share processors.
 
 A's functions cost `more_usd_s` more dollars a second (which may be negative). Then A's plan costs at most
@@ -65,6 +66,7 @@ class Dominance:
     low_usd_s: float
     high_usd_s: float
     rounds: float
+    local_share: float
     most_slower_s: float
     least_gain_usd: float
 
@@ -95,6 +97,7 @@ class Dominance:
             low_usd_s=window.second_usd,
             high_usd_s=max(threshold_usd / window.low_s, window.second_usd),
             rounds=repeats * float(bounds.next_share[node]),
+            local_share=1 - setting.meeting_share,
             most_slower_s=max(0.0, incumbents.latest_s - window.high_s) if incumbents.slower_may_win else 0.0,
             least_gain_usd=_LEAST_GAIN * threshold_usd,
         )
@@ -108,8 +111,10 @@ class Dominance:
 
         whole_s = more(self.whole_s)
         forward_lane_s = np.maximum(np.maximum(more(self.forward_lane_s), self.rounds * whole_s), 0.0)
-        slower_s = whole_s + forward_lane_s + np.maximum(more(self.backward_lane_s), 0.0)
-        slower_s = np.maximum(slower_s, np.maximum(more(self.finished_s), more(self.forward_s)) + forward_lane_s)
+        backward_lane_s = np.maximum(more(self.backward_lane_s), 0.0)
+        ended_s = np.maximum(more(self.finished_s), more(self.forward_s)) + forward_lane_s
+        slower_s = whole_s + forward_lane_s + backward_lane_s
+        slower_s = np.maximum(slower_s, ended_s + self.local_share * backward_lane_s)
         slower_s = np.maximum(slower_s, more(self.work_s))
         more_usd_s = more(self.price_usd_s)
         more_usd = more_usd_s * np.where(more_usd_s > 0, self.high_s, self.low_s) + more(self.request_usd)

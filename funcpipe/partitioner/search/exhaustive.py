@@ -112,7 +112,7 @@ def price_variants(
 def _before_sync_s(stages: StageCosts, setting: Setting) -> Array:
     """When the stages of each plan begin to synchronise, after the forwards: written out, not by the recurrence."""
     sums, lanes = stages.backward_sum_s, stages.backward_lane_s
-    starts = [sums[:, k:].sum(-1) + setting.repeats * lanes[:, k:].max(-1) for k in range(sums.shape[-1])]
+    starts = [sums[:, k:].sum(-1) + setting.meeting_repeats * lanes[:, k:].max(-1) for k in range(sums.shape[-1])]
     return np.stack(starts, axis=-1)
 
 
@@ -179,6 +179,7 @@ def _ties(profile: ModelProfile, stages: Sequence[Stage]) -> Ties:
         for stage in set(holders):
             ties.repeated_bytes[stage] += (holders.count(stage) - 1) * tie.parameter_bytes
             ties.borrowed_bytes[stage] += (stage != holders[0]) * tie.parameter_bytes
+            ties.lent_objects[stage] += stage == holders[0] != holders[-1]
     for route in find_routes(stage_of_layer, [], profile.ties).ties:
         for sender in route.stages:  # each sends one object: later holders their gradients, the first one the sum
             ties.upload_bytes[sender] += route.payload_bytes

@@ -200,7 +200,7 @@ def improved(network: OptionNetwork, weights: Array, path: IntArray, step: float
         costs.backward_sum_s[chosen].cumsum(),
         np.maximum.accumulate(costs.backward_lane_s[chosen]),
         costs.sync_s[chosen],
-        network.repeats,
+        network.meeting_repeats,
     )
     spread_s = float(np.ptp(ends_s))
     if spread_s <= 0:

@@ -85,7 +85,7 @@ def extended(network: OptionNetwork, node: int, at_node: Sequence[Labels]) -> La
     stage = StageCosts(*(column[option] for column in network.costs))
     stage = stage._replace(sync_s=np.zeros(len(option)), share=shares[stages])
     labels = Labels(
-        tail=with_stage(tails, stage, repeats=network.repeats),
+        tail=with_stage(tails, stage, repeats=network.meeting_repeats),
         option=option,
         parent=np.concatenate([np.arange(count) for count in counts]),
         in_time_usd=np.concatenate([labels.in_time_usd for labels in behind]),
@@ -101,7 +101,7 @@ def with_ways(labels: Labels, network: OptionNetwork, fewest: IntArray, most: In
     tail = labels.tail
     row = options.row[labels.option]
     seconds = table.seconds[row, most]
-    begun_s = synchronised_s(tail.backward_s, tail.backward_lane_s, 0.0, network.repeats)
+    begun_s = synchronised_s(tail.backward_s, tail.backward_lane_s, 0.0, network.meeting_repeats)
     finish_s = np.maximum(tail.finish_s, begun_s + seconds)
     fewest_usd = table.usd_of(row, fewest)
     more_usd = fewest_usd - table.usd_of(row, options.fewest[labels.option])

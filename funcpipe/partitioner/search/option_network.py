@@ -76,6 +76,11 @@ class OptionNetwork:
         return self.setting.repeats
 
     @property
+    def meeting_repeats(self) -> float:
+        """The same before a synchronisation: `Setting.meeting_repeats`."""
+        return self.setting.meeting_repeats
+
+    @property
     def pass_s(self) -> Array:
         """Each option's lanes of both passes, one after the other."""
         return self.costs.forward_sum_s + self.costs.backward_sum_s
@@ -183,7 +188,7 @@ class PathCosts:
 
 def path_costs(network: OptionNetwork, paths: IntArray, ways: IntArray) -> PathCosts:
     """Price `paths`: a column of options for each, from the first stage to the last, then −1; and their ways."""
-    options, table, repeats = network.options, network.options.ways, network.repeats
+    options, table = network.options, network.options.ways
     shares = network.setting.round_shares(len(paths))[::-1]
     stages, fits = np.zeros(paths.shape[1], dtype=np.int64), np.ones(paths.shape[1], dtype=bool)
     tail = PlanTail.empty(paths.shape[1])
@@ -197,12 +202,15 @@ def path_costs(network: OptionNetwork, paths: IntArray, ways: IntArray) -> PathC
             sync_s=table.seconds[row, way],
             request_usd=options.costs.request_usd[chosen] + more_usd,
         )
-        longer = with_stage(tail, stage, repeats=repeats)
+        longer = with_stage(tail, stage, repeats=network.meeting_repeats)
         tail = PlanTail(*(np.where(here, new, old) for new, old in zip(longer, tail, strict=True)))
         stages = stages + here
     plan = PlanCosts(
         iteration_s=tail.iteration_s(
-            repeats=repeats, seconds_per_work=network.setting.seconds_per_work, loading_s=network.setting.loading_s
+            repeats=network.repeats,
+            seconds_per_work=network.setting.seconds_per_work,
+            loading_s=network.setting.loading_s,
+            local_repeats=network.setting.local_repeats,
         ),
         price_usd_s=tail.price_usd_s,
         request_usd=tail.request_usd,
@@ -252,7 +260,7 @@ def _ways_of(network: OptionNetwork, paths: IntArray) -> tuple[Array, Array]:
 
 
 def _begun_s(network: OptionNetwork, paths: IntArray) -> Array:
-    options, repeats = network.options, network.repeats
+    options, repeats = network.options, network.meeting_repeats
     begun_s, tail = np.zeros(paths.shape), PlanTail.empty(paths.shape[1])
     for place in reversed(range(len(paths))):
         chosen = paths[place]

@@ -1,0 +1,241 @@
+"""Plans whose replicas train alone between meetings, against every plan there is, each step of a round by itself."""
+
+import itertools
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from funcpipe.core import (
+    MB,
+    Estimate,
+    ModelProfile,
+    OptimizerKind,
+    Plan,
+    PlatformSpec,
+    Recompute,
+    ScheduleKind,
+    Stage,
+    Sync,
+    TiedParameter,
+    TrainingSpec,
+    Wire,
+    to_text,
+)
+from funcpipe.errors import Infeasible
+from funcpipe.partitioner.cost.evaluate import evaluate
+from funcpipe.partitioner.cost.stores import sync_requests
+from funcpipe.partitioner.cost.sync_time import sync_time_s
+from funcpipe.partitioner.problem.problem import Problem
+from funcpipe.partitioner.search.exact import exact
+from funcpipe.partitioner.search.exhaustive import all_cuts, exhaustive
+from funcpipe.scheduler.pipeline import in_flight
+from tests.partitioner.instances import chain, draw_problem, platform
+from tests.partitioner.test_mip import by_chain_form, check, policy
+
+
+def step_times(plan: Plan, estimate: Estimate, profile: ModelProfile, spec: PlatformSpec) -> tuple[float, float]:
+    """Seconds of a step without a meeting, and of one with it, from the lanes of stages alone."""
+    stages, repeats = estimate.stages, plan.micro_batches // plan.replicas - 1
+    there = [s.forward_s + s.forward_upload_s + s.forward_download_s for s in stages]
+    back = [s.backward_s + s.backward_upload_s + s.backward_download_s for s in stages]
+    if plan.schedule is ScheduleKind.GPIPE:
+        forward_lanes = [max(s.forward_s, s.forward_upload_s, s.forward_download_s) for s in stages]
+        backward_lanes = [max(s.backward_s, s.backward_upload_s, s.backward_download_s) for s in stages]
+    else:
+        forward_lanes, backward_lanes = [], [0.0] * len(stages)
+        for i, s in enumerate(stages):
+            links = s.forward_upload_s + s.backward_upload_s, s.forward_download_s + s.backward_download_s
+            own = s.forward_s + s.forward_upload_s + s.backward_download_s + s.backward_s
+            held = in_flight(plan.schedule, stage=i, stages=len(stages), micro_batches=repeats + 1)
+            pace = (sum(there[i + 1 :]) + sum(back[i + 1 :]) + own) / held if held < repeats + 1 else 0.0
+            forward_lanes.append(max(s.forward_s + s.backward_s, *links, pace))
+    forward_s = sum(there) + repeats * max(forward_lanes)
+    ends = [sum(back[k:]) + repeats * max(backward_lanes[k:]) for k in range(len(stages))]
+    exchange = [meeting_s(plan, k, profile, spec) for k in range(len(stages))]
+    met_s = max(end + seconds for end, seconds in zip(ends, exchange, strict=True))
+    return forward_s + ends[0], forward_s + met_s
+
+
+def meeting_s(plan: Plan, number: int, profile: ModelProfile, spec: PlatformSpec) -> float:
+    """Seconds of a stage's exchange, none of which a backward hides."""
+    stage, way = plan.stages[number], plan.ways[number]
+    size = spec.size(stage.size)
+    summed = sum(layer.parameter_bytes for layer in profile.layers[stage.first : stage.stop])
+    seconds = sync_time_s(
+        way.sync,
+        gradient_bytes=plan.wire_sync.ratio * summed,
+        merged_bytes=plan.merged_wire.ratio * summed,
+        replicas=plan.replicas,
+        upload_bytes_s=size.upload_bytes_s,
+        download_bytes_s=size.download_bytes_s,
+        latency_s=spec.latency_s,
+        streams=way.streams,
+    )
+    return float(seconds)
+
+
+def price(plan: Plan, profile: ModelProfile, spec: PlatformSpec, steps: int) -> tuple[float, float, list[float]]:
+    """Seconds and dollars of a mean step in rounds of so many, and megabytes of the stages' functions."""
+    each = evaluate(replace(plan, sync_every=1, outer_momentum=0.0), profile, spec)
+    alone_s, met_s = step_times(plan, each, profile, spec)
+    mean_s = ((steps - 1) * alone_s + met_s) / steps if plan.replicas > 1 else alone_s
+    puts, gets = (sum(counts) for counts in zip(*(sync_requests(w, plan.replicas) for w in plan.ways), strict=True))
+    requests_usd = each.request_usd - (1 - 1 / steps) * (puts * spec.price_put_usd + gets * spec.price_get_usd)
+    price_usd_s = plan.replicas * sum(spec.size(stage.size).price_usd_s for stage in plan.stages)
+    kept = (1 + (plan.outer_momentum > 0)) if plan.replicas > 1 else 0
+    own = [sum(x.parameter_bytes for x in profile.layers[s.first : s.stop]) for s in plan.stages]
+    memory = [(s.memory_bytes + kept * bytes_) / MB for s, bytes_ in zip(each.stages, own, strict=True)]
+    return mean_s, price_usd_s * mean_s + requests_usd, memory
+
+
+def plans(problem: Problem) -> Iterator[Plan]:
+    """Every plan of the problem, whose way of synchronising is given, and in which no stage recomputes."""
+    wanted, profile = problem.training, problem.profile
+    for replicas, cuts in itertools.product(problem.degrees, all_cuts(len(profile.layers))):
+        for schedule in problem.schedules(replicas):
+            for sizes in itertools.product(problem.spec.sizes, repeat=len(cuts)):
+                yield Plan(
+                    **wanted.base_fields,
+                    micro_batch=profile.micro_batch,
+                    replicas=replicas,
+                    schedule=schedule,
+                    sync=wanted.sync or Sync.PIPELINED,
+                    stages=tuple(
+                        Stage(first=first, stop=stop, size=size.name, memory_mb=size.memory_mb)
+                        for (first, stop), size in zip(cuts, sizes, strict=True)
+                    ),
+                    model=profile.model,
+                    platform=problem.spec.name,
+                )
+
+
+def best_priced(problem: Problem, steps: int) -> float:
+    """The best objective of all plans that fit, each priced step by step."""
+    best = math.inf
+    for plan in plans(problem):
+        seconds, dollars, memory = price(plan, problem.profile, problem.spec, steps)
+        if all(needs <= stage.memory_mb for needs, stage in zip(memory, plan.stages, strict=True)):
+            best = min(best, dollars + problem.goal.time_value_usd_s * seconds)
+    return best
+
+
+def problem_of(seed: int, sync: Sync, steps: int, **changes: object) -> Problem:
+    training = TrainingSpec(
+        global_batch=16,
+        time_value=(3.84, 300.0, 3000.0)[seed % 3],
+        sync=sync,
+        recompute=Recompute.NEVER,
+        sync_every=steps,
+        outer_momentum=0.9 * (seed % 2),
+        optimizer=OptimizerKind.ADAM,
+    )
+    spec = platform(2, latency_s=(0.04, 0.5)[seed % 2])
+    return Problem(profile=chain(3, 2, seed), spec=spec, training=replace(training, **changes))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("seed", "sync", "steps"),
+    [(0, Sync.PIPELINED, 4), (1, Sync.STREAMED, 2), (2, Sync.EXCHANGE, 32), (3, Sync.THREE_PHASE, 2)],
+)
+def test_the_best_plan_is_that_of_all_priced_step_by_step(seed: int, sync: Sync, steps: int) -> None:
+    problem = problem_of(seed, sync, steps)
+    found = exact(problem).solver
+    assert found is not None
+    assert found.objective == pytest.approx(best_priced(problem, steps), rel=1e-8)
+
+
+@pytest.mark.parametrize("schedule", ScheduleKind)
+@pytest.mark.parametrize("steps", [2, 32])
+def test_an_iteration_is_the_mean_of_a_round(schedule: ScheduleKind, steps: int) -> None:
+    wanted = problem_of(1, Sync.STREAMED, steps, schedule=schedule, global_batch=32, replicas=(2,))
+    for plan in plans(wanted):
+        estimate = evaluate(plan, wanted.profile, wanted.spec)
+        seconds, dollars, memory = price(plan, wanted.profile, wanted.spec, steps)
+        assert estimate.iteration_s == pytest.approx(seconds)
+        assert estimate.cost_usd == pytest.approx(dollars)
+        assert [stage.memory_bytes / MB for stage in estimate.stages] == pytest.approx(memory)
+        assert estimate.meeting_s == pytest.approx(step_times(plan, estimate, wanted.profile, wanted.spec)[1])
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 5, 6, 8, 10, 13])
+def test_exact_equals_exhaustive_with_ways_of_their_own(seed: int) -> None:
+    drawn = draw_problem(seed)
+    wire = Wire.FP32 if drawn.training.wire is Wire.FP16 else drawn.training.wire
+    training = replace(drawn.training, sync_every=(2, 8, "end")[seed % 3], outer_momentum=0.9, wire=wire)
+    problem = replace(drawn, training=training)
+    try:
+        expected = exhaustive(problem).solver
+    except Infeasible:
+        with pytest.raises(Infeasible):
+            exact(problem)
+        return
+    found = exact(problem).solver
+    assert expected is not None
+    assert found is not None
+    assert found.objective == pytest.approx(expected.objective, rel=1e-8)
+
+
+@pytest.mark.parametrize("schedule", [ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B])
+def test_solvers_equal_the_exact_search(schedule: ScheduleKind) -> None:
+    problem = problem_of(1, Sync.PIPELINED, 4, schedule=schedule, replicas=(1, 2))
+    check(problem, policy("highs"))
+
+
+def test_the_papers_form_equals_the_exact_search() -> None:
+    problem = problem_of(2, Sync.THREE_PHASE, 4, schedule=ScheduleKind.GPIPE)
+    check(problem, lambda problem: by_chain_form(problem, "GUROBI"))
+
+
+def test_gradients_of_tied_parameters_travel_in_every_step() -> None:
+    """A round of a million steps takes what stages alone take, and the exchange of ties after the last backward; when
+    replicas meet, the sum of the parameters travels once more.
+    """
+    profile = chain(3, 2, 0)
+    tie = TiedParameter(name="tied", layers=(0, 2), parameter_bytes=profile.layers[0].parameter_bytes // 2)
+    wanted = problem_of(0, Sync.PIPELINED, 4, sync_every="end", replicas=(2,), schedule=ScheduleKind.GPIPE)
+    for plan in plans(wanted):
+        alone = evaluate(plan, profile, wanted.spec)
+        shared = evaluate(plan, replace(profile, ties=(tie,)), wanted.spec)
+        if len(plan.stages) == 1:
+            continue
+        ends = [wanted.spec.size(plan.stages[place].size) for place in (0, -1)]
+        moved_s = max(
+            2 * wanted.spec.latency_s + tie.parameter_bytes * (1 / size.upload_bytes_s + 1 / size.download_bytes_s)
+            for size in ends
+        )
+        assert shared.iteration_s == pytest.approx(alone.iteration_s + moved_s, rel=1e-4)
+        assert shared.puts - alone.puts == 4  # the gradient and the sum, for each replica
+        always = replace(plan, sync_every=1, outer_momentum=0.0)
+        each, tied = (evaluate(always, some, wanted.spec) for some in (profile, replace(profile, ties=(tie,))))
+        met, tied_met = (
+            evaluate(replace(plan, sync_every=2), some, wanted.spec)
+            for some in (profile, replace(profile, ties=(tie,)))
+        )
+        more_usd = tied_met.request_usd - met.request_usd - (tied.request_usd - each.request_usd)
+        assert more_usd == pytest.approx((2 * wanted.spec.price_put_usd + 2 * wanted.spec.price_get_usd) / 2)
+
+
+def test_a_divided_optimiser_keeps_the_state_of_replicas_whole_and_divides_what_meetings_need() -> None:
+    training = TrainingSpec(global_batch=16, optimizer=OptimizerKind.ADAM, shard_optimizer=True)
+    assert training.values_each(4) == 2 / 4
+    local = replace(training, sync_every=8)
+    assert local.values_each(4) == 2 + 2 / 4
+    assert replace(local, outer_momentum=0.9).values_each(4) == 2 + 3 / 4
+    assert replace(local, shard_optimizer=False).values_each(4) == 2 + 1
+    assert replace(local, shard_optimizer=False, outer_momentum=0.9).values_each(4) == 2 + 2
+    assert replace(local, outer_momentum=0.9).values_each(1) == 2
+
+
+def test_meetings_of_one_replica_change_nothing() -> None:
+    problem = problem_of(2, Sync.PIPELINED, 8, replicas=(1,))
+    always = replace(problem, training=replace(problem.training, sync_every=1, outer_momentum=0.0))
+    assert exact(problem).stages == exact(always).stages
+    assert exact(problem).estimate == exact(always).estimate
+
+
+def test_plans_without_local_steps_say_nothing_of_them() -> None:
+    text = to_text(exact(problem_of(0, Sync.PIPELINED, 1, outer_momentum=0.0, replicas=(2,))))
+    assert "meeting" not in text
+    assert "sync_every" not in text
