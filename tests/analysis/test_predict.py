@@ -24,6 +24,7 @@ from funcpipe.core import (
 )
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.platforms.catalog import load_spec
+from tests.support.plans import chain_profile
 
 SPEC = replace(load_spec("aws-lambda"), contention=1.0)
 SIZES = tuple(size.name for size in SPEC.sizes)
@@ -44,18 +45,25 @@ def chains(draw: st.DrawFn) -> ModelProfile:
         for i in range(count)
     )
     sizes = draw(st.lists(st.integers(1, 10**8), min_size=count - 1, max_size=count - 1))
-    tensors = tuple(
-        TensorProfile(name=f"l{i}", producer=i, consumers=(i + 1,), forward_bytes=size, backward_bytes=size)
-        for i, size in enumerate(sizes)
+    return chain_profile(layers, SPEC, sent_bytes=sizes, micro_batch=2)
+
+
+def layer(name: str, parameter_bytes: int = 0, *, forward_s: float = 0.0, backward_s: float = 0.0) -> LayerProfile:
+    """A layer that takes as long in functions of all sizes."""
+    return LayerProfile(
+        name=name,
+        parameter_bytes=parameter_bytes,
+        activation_bytes=0,
+        forward_s=(forward_s,) * len(SIZES),
+        backward_s=(backward_s,) * len(SIZES),
     )
-    return ModelProfile(
-        model="m",
-        micro_batch=2,
-        platform="aws-lambda",
-        sizes=SIZES,
-        base_memory_bytes=0,
-        layers=layers,
-        tensors=tensors,
+
+
+def largest(stages: int, *, layers: int = 1) -> tuple[Stage, ...]:
+    """Stages of so many layers each, in functions of the largest size."""
+    size = SPEC.sizes[-1]
+    return tuple(
+        Stage(first=i * layers, stop=(i + 1) * layers, size=size.name, memory_mb=size.memory_mb) for i in range(stages)
     )
 
 
@@ -100,19 +108,8 @@ def test_puts_gets_and_bytes_are_those_that_the_cost_model_bills(data: st.DataOb
 @pytest.mark.parametrize("backward_s", [(0.0, 1 / 3, 1.0, 1.0, 0.0), (0.1, 0.2, 0.3), (0.7, 0.1, 0.3)])
 def test_no_part_of_a_backward_takes_less_than_no_time(backward_s: tuple[float, ...]) -> None:
     """All gradients are those of the first layer, which comes last: sums of the others' seconds may be rounded up."""
-    layers = tuple(
-        LayerProfile(
-            name=f"l{i}",
-            parameter_bytes=int(i == 0),
-            activation_bytes=0,
-            forward_s=(0.0,) * 8,
-            backward_s=(seconds,) * 8,
-        )
-        for i, seconds in enumerate(backward_s)
-    )
-    profile = ModelProfile(
-        model="m", micro_batch=1, platform="aws-lambda", sizes=SIZES, base_memory_bytes=0, layers=layers, tensors=()
-    )
+    layers = [layer(f"l{i}", int(i == 0), backward_s=seconds) for i, seconds in enumerate(backward_s)]
+    profile = chain_profile(layers, SPEC, sent_bytes=())
     plan = Plan(
         global_batch=2,
         micro_batch=1,
@@ -120,19 +117,14 @@ def test_no_part_of_a_backward_takes_less_than_no_time(backward_s: tuple[float, 
         schedule=ScheduleKind.GPIPE,
         sync=Sync.STREAMED,
         wire=Wire.FP32,
-        stages=(Stage(first=0, stop=len(layers), size="10240MB", memory_mb=10240),),
+        stages=largest(1, layers=len(layers)),
     )
     assert predict(plan, profile, SPEC).duration_s >= sum(backward_s)
 
 
 def test_synchronisation_of_two_replicas_takes_the_time_of_the_formula() -> None:
     """2s/w + 4 latencies for either algorithm at n = 2 (FuncPipe, section 3.3)."""
-    layer = LayerProfile(
-        name="l", parameter_bytes=70_000_000, activation_bytes=0, forward_s=(0.0,) * 8, backward_s=(0.0,) * 8
-    )
-    profile = ModelProfile(
-        model="m", micro_batch=1, platform="aws-lambda", sizes=SIZES, base_memory_bytes=0, layers=(layer,), tensors=()
-    )
+    profile = chain_profile([layer("l", 70_000_000)], SPEC)
     for sync in (Sync.THREE_PHASE, Sync.PIPELINED):
         plan = Plan(
             global_batch=2,
@@ -141,7 +133,7 @@ def test_synchronisation_of_two_replicas_takes_the_time_of_the_formula() -> None
             schedule=ScheduleKind.GPIPE,
             sync=sync,
             wire=Wire.FP32,
-            stages=(Stage(first=0, stop=1, size="10240MB", memory_mb=10240),),
+            stages=largest(1),
         )
         assert predict(plan, profile, SPEC).duration_s == pytest.approx(2 * 1.0 + 4 * 0.04)
         for wired, seconds in ((replace(plan, wire_sync=Wire.BF16), 1.0), (sharded(plan), 0.5 + 1.0)):
@@ -153,25 +145,8 @@ def test_synchronisation_of_two_replicas_takes_the_time_of_the_formula() -> None
 @pytest.mark.parametrize("sync", [Sync.EXCHANGE, Sync.STREAMED])
 def test_sums_of_a_stage_do_not_hold_up_the_stages_before_it(sync: Sync, rounds: int) -> None:
     """Eight stages, each with a second's worth of gradients: what is sent to earlier stages goes up first."""
-    layers = tuple(
-        LayerProfile(
-            name=f"l{i}", parameter_bytes=70_000_000, activation_bytes=0, forward_s=(0.02,) * 8, backward_s=(0.2,) * 8
-        )
-        for i in range(8)
-    )
-    tensors = tuple(
-        TensorProfile(name=f"t{i}", producer=i, consumers=(i + 1,), forward_bytes=10**6, backward_bytes=10**6)
-        for i in range(7)
-    )
-    profile = ModelProfile(
-        model="m",
-        micro_batch=1,
-        platform="aws-lambda",
-        sizes=SIZES,
-        base_memory_bytes=0,
-        layers=layers,
-        tensors=tensors,
-    )
+    layers = [layer(f"l{i}", 70_000_000, forward_s=0.02, backward_s=0.2) for i in range(8)]
+    profile = chain_profile(layers, SPEC, sent_bytes=10**6)
     plan = Plan(
         global_batch=8,
         micro_batch=1,
@@ -180,7 +155,7 @@ def test_sums_of_a_stage_do_not_hold_up_the_stages_before_it(sync: Sync, rounds:
         sync=sync,
         streams=Streams(rounds, 1, 6),  # with more sums, functions wait for gets to be opened, which is not simulated
         wire=Wire.FP32,
-        stages=tuple(Stage(first=i, stop=i + 1, size="10240MB", memory_mb=10240) for i in range(8)),
+        stages=largest(8),
     )
     predicted = predict(plan, profile, SPEC)
     assert predicted.duration_s == pytest.approx(evaluate(plan, profile, SPEC).iteration_s, rel=0.02)
@@ -193,21 +168,8 @@ def sharded(plan: Plan) -> Plan:
 
 def test_the_gradient_of_a_tied_parameter_travels_backwards_is_summed_once_and_returns() -> None:
     """Two stages x two replicas without computation; the weight of 70 MB takes a second each way, the head has 7 MB."""
-    layers = tuple(
-        LayerProfile(name=name, parameter_bytes=size, activation_bytes=0, forward_s=(0.0,) * 8, backward_s=(0.0,) * 8)
-        for name, size in (("words", 70_000_000), ("head", 77_000_000))
-    )
-    profile = ModelProfile(
-        model="m",
-        micro_batch=1,
-        platform="aws-lambda",
-        sizes=SIZES,
-        base_memory_bytes=0,
-        layers=layers,
-        tensors=(),
-        ties=(TiedParameter(name="words.weight", layers=(0, 1), parameter_bytes=70_000_000),),
-    )
-    stages = tuple(Stage(first=i, stop=i + 1, size="10240MB", memory_mb=10240) for i in range(2))
+    tie = TiedParameter(name="words.weight", layers=(0, 1), parameter_bytes=70_000_000)
+    profile = chain_profile([layer("words", 70_000_000), layer("head", 77_000_000)], SPEC, sent_bytes=(), ties=(tie,))
     plan = Plan(
         global_batch=2,
         micro_batch=1,
@@ -215,7 +177,7 @@ def test_the_gradient_of_a_tied_parameter_travels_backwards_is_summed_once_and_r
         schedule=ScheduleKind.GPIPE,
         sync=Sync.PIPELINED,
         wire=Wire.FP32,
-        stages=stages,
+        stages=largest(2),
     )
     assert (profile.parameter_bytes(0, 2), profile.parameter_bytes(1, 2)) == (77_000_000, 77_000_000)
     assert (profile.summed_bytes(0, 2), profile.summed_bytes(1, 2)) == (77_000_000, 7_000_000)
@@ -225,20 +187,8 @@ def test_the_gradient_of_a_tied_parameter_travels_backwards_is_summed_once_and_r
 
 def test_scaled_losses_and_clipping_let_all_stages_hear_each_other_before_they_update() -> None:
     """Two stages without bytes, one micro-batch: four transfers there and back, two more for the norms."""
-    layers = tuple(
-        LayerProfile(name=name, parameter_bytes=0, activation_bytes=0, forward_s=(0.0,) * 8, backward_s=(0.0,) * 8)
-        for name in ("a", "b")
-    )
     between = TensorProfile(name="a", producer=0, consumers=(1,), forward_bytes=0, backward_bytes=1)
-    profile = ModelProfile(
-        model="m",
-        micro_batch=1,
-        platform="aws-lambda",
-        sizes=SIZES,
-        base_memory_bytes=0,
-        layers=layers,
-        tensors=(between,),
-    )
+    profile = replace(chain_profile([layer("a"), layer("b")], SPEC), tensors=(between,))
     plan = Plan(
         global_batch=1,
         micro_batch=1,
@@ -246,7 +196,7 @@ def test_scaled_losses_and_clipping_let_all_stages_hear_each_other_before_they_u
         schedule=ScheduleKind.GPIPE,
         sync=Sync.PIPELINED,
         wire=Wire.FP32,
-        stages=tuple(Stage(first=i, stop=i + 1, size="10240MB", memory_mb=10240) for i in range(2)),
+        stages=largest(2),
     )
     assert predict(plan, profile, SPEC).duration_s == pytest.approx(4 * 0.04)
     assert predict(plan, profile, SPEC, clipped=True).duration_s == pytest.approx(6 * 0.04, abs=1e-6)

@@ -12,9 +12,10 @@ import pytest
 import torch
 
 from funcpipe.cli import main
-from funcpipe.core import MB, LayerProfile, ModelProfile, Plan, TensorProfile, read, read_trace, to_text, write
+from funcpipe.core import MB, LayerProfile, ModelProfile, Plan, read, read_trace, to_text, write
 from funcpipe.partitioner import solvers
 from funcpipe.platforms.catalog import load_spec
+from tests.support.plans import chain_profile
 
 MODEL, SAMPLE, DATA = "tests.e2e.small:model", "tests.e2e.small:sample", "tests.e2e.small:data"
 
@@ -69,19 +70,7 @@ def profile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         )
         for i in range(6)
     )
-    tensors = tuple(
-        TensorProfile(name=f"t{i}", producer=i, consumers=(i + 1,), forward_bytes=10**6, backward_bytes=10**6)
-        for i in range(5)
-    )
-    measured = ModelProfile(
-        model="chain",
-        micro_batch=4,
-        platform="aws-lambda",
-        sizes=tuple(size.name for size in spec.sizes),
-        base_memory_bytes=300 * MB,
-        layers=layers,
-        tensors=tensors,
-    )
+    measured = chain_profile(layers, spec, sent_bytes=10**6, micro_batch=4, base_memory_bytes=300 * MB)
     monkeypatch.chdir(tmp_path)
     write(measured, "profile.json")
     return "profile.json"

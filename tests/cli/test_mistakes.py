@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from funcpipe.cli import main
-from funcpipe.core import MB, LayerProfile, ModelProfile, Source, TensorProfile, read_trace, write, write_trace
+from funcpipe.core import MB, LayerProfile, Source, read_trace, write, write_trace
 from funcpipe.platforms.catalog import load_spec
+from tests.support.plans import chain_profile
 
 MODEL, SAMPLE, DATA = "tests.e2e.small:model", "tests.e2e.small:sample", "tests.e2e.small:data"
 
@@ -49,19 +50,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
         for i in range(3)
     )
-    tensors = tuple(
-        TensorProfile(name=f"t{i}", producer=i, consumers=(i + 1,), forward_bytes=10**5, backward_bytes=10**5)
-        for i in range(2)
-    )
-    measured = ModelProfile(
-        model="chain",
-        micro_batch=2,
-        platform="local",
-        sizes=tuple(size.name for size in spec.sizes),
-        base_memory_bytes=100 * MB,
-        layers=layers,
-        tensors=tensors,
-    )
+    measured = chain_profile(layers, spec, sent_bytes=10**5, micro_batch=2, base_memory_bytes=100 * MB)
     write(measured, folder / "profile.json")
     (folder / "wrong_code.py").write_text(USER_CODE)
     (folder / "broken_code.py").write_text("def f(:\n")

@@ -15,10 +15,13 @@ from funcpipe.client.follow.results import OnProgress, Progress, RunResult, igno
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import prepare
 from funcpipe.client.prepare.session import Site, session_on
-from funcpipe.core import FaultTolerance, Interval, Outcome, Plan, RunSettings, ScheduleKind, Sync, Wire
+from funcpipe.core import FaultTolerance, Interval, Outcome, Plan, RunSettings, ScheduleKind, Sync, Wire, worker_name
 from funcpipe.errors import InvalidValue, PlanError, WorkerFailed
 from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.platforms.catalog import load_spec
+from funcpipe.runstate.reader import RunReader
+from funcpipe.runstate.reports import load_reported
+from funcpipe.runstate.signing import signed
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
@@ -142,16 +145,29 @@ def test_callbacks_hear_the_learning_rate_of_each_step(scheduler: str, interval:
     assert len(set(heard)) > 1
 
 
-def test_the_curve_of_the_learning_rate_goes_on_in_a_resumed_run() -> None:
-    before, storage = halted()
+@pytest.mark.parametrize("sharded", [False, True])
+def test_the_curve_of_the_learning_rate_goes_on_in_a_resumed_run(sharded: bool) -> None:
+    """All replicas report the same, so it does not matter whose rate a reader shows."""
+    before, storage = halted(job(sharded=sharded))
+    reported: dict[tuple[int, int, int], float | None] = {}
     heard: dict[int, float | None] = {}
 
-    def hear(progress: Progress) -> None:
-        heard[progress.step - 1] = progress.learning_rate
+    def read(progress: Progress | None = None) -> None:
+        reader = RunReader.newest(signed(storage), RUN)
+        for replica in (0, 1):
+            reports = load_reported(reader.storage, reader.keys, worker_name(1, replica)).reports
+            reported.update({(reader.record.generation, replica, n): own.learning_rate for n, own in reports.items()})
+        if progress is not None:
+            heard[progress.step - 1] = progress.learning_rate
+        joined = {step: found.learning_rate for step, found in reader.steps.items()}
+        assert joined == {step: rates[step] for step in joined}
 
-    run(job(), storage=storage, before=before, on_progress=hear)
     rates = train_plainly(all_steps(), SCHEDULERS[SCHEDULER]).rates
+    read()
+    run(job(sharded=sharded), storage=storage, before=before, on_progress=read)
     assert heard == {step: rates[step] for step in range(4, len(rates))}
+    assert reported == {place: rates[place[2]] for place in reported}
+    assert {place[:2] for place in reported} == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
 @pytest.mark.parametrize(("moment", "sharded"), [(40, False), (90, True), (140, False)])

@@ -5,11 +5,13 @@ from dataclasses import replace
 
 import pytest
 
+from funcpipe.client.control.status import status
 from funcpipe.client.control.verdict import Verdict
 from funcpipe.client.control.watching import RunView, StepLoss, Watcher
 from funcpipe.core import Bill, Estimate, FinishedRun, Halt, Outcome
 from funcpipe.errors import PlatformError, RunUnknown
-from funcpipe.platforms.base import Platform
+from funcpipe.platforms.base import Platform, RequestMeter
+from funcpipe.platforms.wrappers import Counted
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import write_record
 from funcpipe.runstate.halt import halt_run
@@ -222,3 +224,14 @@ def test_a_look_takes_twelve_requests_and_one_for_each_worker_and_replica(run: S
     assert requests(view) == 12 + len(view.status.workers) + run.record.plan.replicas
     assert 8 <= view.asked.lists <= 10
     assert (view.asked.puts, view.asked.empty_gets) == (0, 2)
+
+
+def test_the_status_of_a_run_takes_ten_lists_and_five_gets_and_some_for_each_worker(run: SeenRun) -> None:
+    """As many as before one reader served all that read a run."""
+    run.summarise([1.0, 1.0])
+    run.report(2, 1.0)
+    meter = RequestMeter()
+    found = status(Counted(run.raw, meter), "run-1", run.platform.open, clock=Clock())
+    assert found.verdict is Verdict.RUNNING
+    asked = meter.counts
+    assert (asked.lists, asked.gets, asked.puts) == (10, 12, 0)

@@ -1,9 +1,9 @@
-"""Plans made by hand."""
+"""Plans and profiles made by hand."""
 
 import itertools
 from collections.abc import Sequence
 
-from funcpipe.core import Stage
+from funcpipe.core import LayerProfile, ModelProfile, PlatformSpec, Stage, TensorProfile, TiedParameter
 
 
 def even_stages(layers: Sequence[str], stages: int, *, recompute: bool = False) -> tuple[Stage, ...]:
@@ -14,4 +14,33 @@ def even_stages(layers: Sequence[str], stages: int, *, recompute: bool = False) 
             first=first, stop=stop, size="1024MB", memory_mb=1024, recompute=recompute, layers=tuple(layers[first:stop])
         )
         for first, stop in itertools.pairwise(cuts)
+    )
+
+
+def chain_profile(
+    layers: Sequence[LayerProfile],
+    spec: PlatformSpec,
+    *,
+    sent_bytes: int | Sequence[int] = 10**5,
+    micro_batch: int = 1,
+    base_memory_bytes: int = 0,
+    ties: tuple[TiedParameter, ...] = (),
+) -> ModelProfile:
+    """Layers measured for the sizes of `spec`, each of which sends so many bytes to the next one, and gets as many.
+
+    With `sent_bytes` of () nothing is sent.
+    """
+    sizes = [sent_bytes] * (len(layers) - 1) if isinstance(sent_bytes, int) else sent_bytes
+    return ModelProfile(
+        model="chain",
+        micro_batch=micro_batch,
+        platform=spec.name,
+        sizes=tuple(size.name for size in spec.sizes),
+        base_memory_bytes=base_memory_bytes,
+        layers=tuple(layers),
+        tensors=tuple(
+            TensorProfile(name=f"t{i}", producer=i, consumers=(i + 1,), forward_bytes=size, backward_bytes=size)
+            for i, size in enumerate(sizes)
+        ),
+        ties=ties,
     )

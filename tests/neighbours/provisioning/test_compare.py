@@ -12,7 +12,6 @@ from funcpipe.core import (
     ModelProfile,
     OptimizerKind,
     Stores,
-    TensorProfile,
     TrainingSpec,
     from_text,
     to_text,
@@ -35,6 +34,7 @@ from funcpipe.neighbours.provisioning.cynthia import Mode, predict
 from funcpipe.neighbours.provisioning.goal import Goal
 from funcpipe.neighbours.provisioning.without_server import iteration_s
 from funcpipe.platforms.catalog import load_market, load_spec
+from tests.support.plans import chain_profile
 
 SPEC = load_spec("aws-lambda")
 MARKET = load_market("aws")
@@ -53,19 +53,7 @@ def profile(*, parameter_mb: float = 10, vcpu_s: float = 0.1) -> ModelProfile:
         )
         for i in range(4)
     )
-    tensors = tuple(
-        TensorProfile(name=f"t{i}", producer=i, consumers=(i + 1,), forward_bytes=10**5, backward_bytes=10**5)
-        for i in range(3)
-    )
-    return ModelProfile(
-        model="chain",
-        micro_batch=4,
-        platform="aws-lambda",
-        sizes=tuple(size.name for size in SPEC.sizes),
-        base_memory_bytes=300 * MB,
-        layers=layers,
-        tensors=tensors,
-    )
+    return chain_profile(layers, SPEC, sent_bytes=10**5, micro_batch=4, base_memory_bytes=300 * MB)
 
 
 def job_of(**changed: float | None) -> JobSpec:
