@@ -26,7 +26,7 @@ ROOMS = {
     "analysis": Size(350, 5, 17),
     "api": Size(295, 4, 4),
     "cli": Size(1950, 12, 97),
-    "client": Size(4372, 48, 172),
+    "client": Size(4374, 48, 172),
     "comm": Size(1161, 23, 48),
     "core": Size(3016, 123, 202),
     "data": Size(524, 17, 18),

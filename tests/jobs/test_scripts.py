@@ -116,3 +116,9 @@ def test_what_has_no_meaning_alone_is_refused_before_anything_runs(recipe: dict[
     with pytest.raises(PlanError, match=f"replicas that meet every few steps do not allow {reason}.*sync_every=1"):
         run_over_functions(script, replicas=2, plan_changes={**LOCAL, "precision": recipe.get("precision", "fp32")})
     run_over_functions(script, replicas=1, plan_changes={**LOCAL, "precision": recipe.get("precision", "fp32")})
+
+
+def test_replicas_that_train_alone_do_not_divide_an_optimiser() -> None:
+    script = Script(make=lambda: (Residual(), F.cross_entropy), samples=vectors)
+    with pytest.raises(PlanError, match="plan without shard_optimizer, or with sync_every=1"):
+        run_over_functions(script, replicas=2, plan_changes={**LOCAL, "shard_optimizer": True})
