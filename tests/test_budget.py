@@ -24,8 +24,8 @@ class Size(NamedTuple):
 
 ROOMS = {
     "analysis": Size(350, 5, 17),
-    "api": Size(295, 4, 4),
-    "cli": Size(1950, 12, 97),
+    "api": Size(482, 7, 11),
+    "cli": Size(1990, 12, 104),
     "client": Size(4374, 48, 172),
     "comm": Size(1161, 23, 48),
     "core": Size(3016, 123, 202),
@@ -41,7 +41,7 @@ ROOMS = {
     "scheduler": Size(1251, 26, 43),
     "show": Size(1550, 11, 88),
     "testing": Size(723, 18, 21),
-    "training": Size(5130, 99, 185),
+    "training": Size(5131, 99, 185),
     "worker": Size(2182, 37, 44),
 }
 """The budget of each folder of `funcpipe`."""
@@ -49,7 +49,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 582, 76_000, 80, 17
+MODULES, LINES, EXPORTED, VERBS = 582, 76_000, 80, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

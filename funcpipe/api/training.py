@@ -45,41 +45,8 @@ if TYPE_CHECKING:
     from funcpipe.neighbours.parameter_server.training import ServerResult, ServerRun
 
 
-class FuncPipe(Evaluating):
-    """A module to be trained over functions. Training updates `model`.
-
-    Args:
-        model: The module, or with `weights` a function that makes it. Stages run eagerly: what torch.compile has
-            wrapped is refused.
-        loss_fn: Takes the module's output and the targets, and returns the mean over the samples it is given. None
-            stands for a module that computes its own loss, which is the `loss` of its output.
-        optimizer: Takes parameters and returns a torch optimiser, for example `partial(torch.optim.SGD, lr=0.1)`. If
-            its argument is called `named_parameters`, it is given pairs of full name and parameter. It may be made
-            already, on the parameters of `model`: it is made again in functions, and left as training leaves it.
-        name: The model's name in profiles and reports, by default that of its class.
-        weights: Safetensors files by path or URL, from which functions read what they need (docs/training.md).
-        blocks: Paths of modules that become one layer each, whatever is inside.
-        compile: Must be False.
-        clip_grad_norm: Before each step, the gradient of the whole model is scaled down to this norm if it is larger.
-        clip_grad_value: Before each step, each element of the gradient is brought between minus and plus this value.
-        scheduler: Takes the optimiser and returns a scheduler of torch.optim.lr_scheduler; or one that is made already.
-        scheduler_interval: The scheduler is stepped at the end of each "epoch", or after each training "step"; a
-            ReduceLROnPlateau after each validation.
-        scheduler_monitor: The result of validation that a ReduceLROnPlateau looks at.
-        average: An EMA or SWA keeps an average of the parameters, which is `averaged` in the result of `train`.
-        teachers: A Teacher or several: frozen parts of the module that average other parts of it.
-        precision: Module and loss compute in "fp32", or in "bf16" or "fp16" as under `torch.autocast`;
-            "bf16-mixed" and "16-mixed" mean the same.
-        on_nan: A step with NaN or infinite numbers ends the run ("stop"), is left out ("skip") or is taken ("ignore").
-        coupled: Where the loss of a batch is not the mean of its micro-batches' losses, `train` refuses it ("refuse");
-            with "cache", plans keep all outputs of a global batch and compute its loss once, as one process does; with
-            "accumulate", it trains on that mean, as gradient accumulation does.
-        reduction: The loss returns a "mean"; or its sum and what that weighs, such as a number of tokens ("weighted");
-            or torch's mean over targets that are not ignored ("tokens").
-
-    Raises:
-        InputError: An argument is wrong, or an optimiser or a scheduler cannot be made, or saved and continued.
-    """
+class Training(Evaluating):
+    """A module that is trained by a plan; `FuncPipe` says what it is made of."""
 
     _learned: Learned | None = None
 

@@ -18,7 +18,7 @@ from funcpipe.errors import FuncPipeError, RunInterrupted
 if TYPE_CHECKING:
     from funcpipe.cli.verbs import Options
 
-_WITH_FUNCTIONS = ("train", "verify", "evaluate", "predict")
+_WITH_FUNCTIONS = ("fit", "train", "verify", "evaluate", "predict")
 
 _formatwarning = warnings.formatwarning
 

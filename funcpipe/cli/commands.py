@@ -11,6 +11,7 @@ from funcpipe.core.process import write_out
 
 _VERBS = {
     "start here": {
+        "fit": ("fit", "profile, plan and train a model, in one"),
         "profile": ("measure", "measure the layers of a model"),
         "optimize": ("plan", "choose cuts, function sizes and replicas"),
         "train": ("train", "train a model on functions, by a plan"),
@@ -63,12 +64,13 @@ OLD_NAMES |= {"fit-loss": "provision fit-loss", "train-server": "provision train
 _ABOVE = """\
 usage: funcpipe VERB [options]
 
-Train PyTorch models on serverless functions: profile, optimize, train.
+Train PyTorch models on serverless functions: fit; or profile, optimize, train.
 
 """
 
 _BELOW = """
 example:
+  funcpipe fit my_model:make --data my_model:data --epochs 3
   funcpipe profile my_model:make --sample my_model:inputs --platform local -o profile.json
   funcpipe optimize profile.json --global-batch 128 --time-value 3.84 -o plan.json
   funcpipe train my_model:make --plan plan.json --data my_model:data --epochs 3

@@ -9,7 +9,7 @@ from funcpipe.cli import training
 from funcpipe.cli.estimate import confirm, dry_run
 from funcpipe.cli.factories import check_names, load_data
 from funcpipe.cli.files import check_holds, check_model_file, free_model_file, write_file, write_somewhere
-from funcpipe.cli.options import FACTORY, Choice, group, not_negative, option, positive, whole
+from funcpipe.cli.options import FACTORY, Choice, Option, group, not_negative, option, positive, whole
 from funcpipe.cli.provision import plan_in
 from funcpipe.cli.verbs import Options, fields_of, verb
 from funcpipe.core import Coupled, Plan, RunSettings, Validation, to_text, write_trace
@@ -38,10 +38,13 @@ _PLAN_AND_DATA = group(
     training.BLOCKS,
 )
 
-_LEARNING = [
-    *training.learning("the plan's kind, with --lr"),
-    training.TEACHERS,
-    training.precision(None),
+
+def learning(optimizer: str, precision: str | None) -> list[Option]:
+    """The options of how a model learns; `optimizer` and `precision` are what stands for them by default."""
+    return [*training.learning(optimizer), training.TEACHERS, training.precision(precision), *_EXACTLY]
+
+
+_EXACTLY = [
     option(
         "--on-nan",
         "when a loss or gradients are NaN or infinite, end the run, skip that step, or train on",
@@ -64,7 +67,14 @@ _LEARNING = [
     training.seed("the weights, the order of the data and dropout"),
 ]
 
-_VALIDATION = group(
+_LEARNING = learning("the plan's kind, with --lr", None)
+
+LENGTH = [
+    option("--epochs N", "passes over the data", whole(), 1),
+    option("--ema DECAY", "keep the exponential moving average of the parameters", positive),
+]
+
+VALIDATION = group(
     "validation",
     option(
         f"--validation-data {FACTORY}|URL",
@@ -83,7 +93,7 @@ _VALIDATION = group(
     option("--best FILE", "write the state_dict with the best validation, as with -o", writes=""),
 )
 
-_RUN = group(
+RUN = group(
     "run",
     option("--run NAME", "name of the new run (default: a random one)", to="name", key="training.run"),
     option(
@@ -114,7 +124,7 @@ _RUN = group(
     ),
 )
 
-_LIMITS = group(
+LIMITS = group(
     "limits: The run stops at a limit, and what it has saved can be resumed.",
     *training.LIMITS,
     option("--dry-run", "say what the job is expected to take and to cost, and start nothing", key=""),
@@ -125,7 +135,7 @@ _LIMITS = group(
     ),
 )
 
-_OUTPUT = group(
+OUTPUT = group(
     "output",
     option(
         "--log KIND:WHERE ...",
@@ -150,18 +160,13 @@ _OUTPUT = group(
     "    --data funcpipe.examples.spirals:train_data --optimizer funcpipe.examples.spirals:optimizer --epochs 6",
     training.MODEL,
     _PLAN_AND_DATA,
-    group(
-        "training",
-        _LEARNING,
-        option("--epochs N", "passes over the data", whole(), 1),
-        option("--ema DECAY", "keep the exponential moving average of the parameters", positive),
-    ),
-    _VALIDATION,
+    group("training", _LEARNING, LENGTH),
+    VALIDATION,
     training.RUN_PLATFORM,
-    _RUN,
+    RUN,
     training.FAULTS,
-    _LIMITS,
-    _OUTPUT,
+    LIMITS,
+    OUTPUT,
     common=(
         *("--plan", "--data", "--loss", "--optimizer", "--lr", "--epochs", "--validation-data"),
         *("--platform", "--storage", "--resume", "--max-usd", "--dry-run", "--output"),
@@ -173,22 +178,23 @@ def train(options: Options) -> None:
 
     The trained model is written to a file, unless the run keeps it in its storage and no file is wanted.
     """
-    _check_validation(options)
-    output, plan = _model_file(options), checked_plan(options)
-    if options.from_start and options.resume is None:
-        raise InputError("--from-start says how to resume a run: give --resume RUN too, or leave it out")
-    if options.take_over and options.resume is None and options.name is None:
-        raise InputError("--take-over says what to do with a run that another command trains: give --resume RUN too")
-    settings: dict[str, Any] = {**training.run_of(options), "epochs": options.epochs, "plan": plan}
+    check_given(options)
+    output, plan = model_file(options), checked_plan(options)
     if not options.dry_run:
-        _precheck(options, plan, settings["settings"])
+        _precheck(options, plan, training.run_of(options)["settings"])
     training.load_torch(options.platform)
-    pipe, validation = model_with(options, plan), _validation_of(options)
+    train_by(options, plan, model_with(options, plan), output)
+
+
+def train_by(options: Options, plan: Plan, pipe: "FuncPipe", output: str | None) -> None:
+    """Train the model by `plan` as the options say, or only say what that would take; write it to `output`."""
+    validation = validation_of(options)
     if output is not None:
         check_holds(output, pipe.model.state_dict())
     if options.dry_run:
         dry_run(options, plan, pipe, validation)
         return
+    settings: dict[str, Any] = {**training.run_of(options), "epochs": options.epochs, "plan": plan}
     settings |= {"validation": validation, "confirm": partial(confirm, options, plan)}
     if options.detach:
         run = pipe.start(load_data(options.data), **settings)
@@ -262,7 +268,7 @@ def model_with(options: Options, plan: Plan) -> "FuncPipe":
     return training.pipe_of(
         options,
         optimizer=training.optimizer_of(options, plan.optimizer),
-        average=_average(options),
+        average=average_of(options),
         precision=options.precision or plan.precision,
         coupled=options.coupled or (Coupled.CACHE if plan.joint_loss else Coupled.REFUSE),
     )
@@ -316,7 +322,7 @@ def _write(result: "RunResult", output: str | None, options: Options) -> dict[st
     return {"trace": options.trace, "model": output, "averaged": averaged, "best": best, "loss": loss}
 
 
-def _model_file(options: Options) -> str | None:
+def model_file(options: Options) -> str | None:
     """The file for the trained model: the one that was named, or a default where it would be lost otherwise.
 
     In a deployment's own storage it would be: objects expire there.
@@ -328,7 +334,7 @@ def _model_file(options: Options) -> str | None:
     return free_model_file()
 
 
-def _average(options: Options) -> "EMA | None":
+def average_of(options: Options) -> "EMA | None":
     """The average that is to be kept; verify knows of none."""
     from funcpipe.training.averaging import EMA
 
@@ -338,8 +344,14 @@ def _average(options: Options) -> "EMA | None":
     return None if decay is None else EMA(decay=decay)
 
 
-def _check_validation(options: Options) -> None:
-    """Raise InvalidValue for options of a validation without its data, InputError for data that is not there."""
+def check_given(options: Options) -> None:
+    """Raise InvalidValue for options of a validation without its data, InputError for data that is not there, and for
+    what says how to go on with a run, without one.
+    """
+    if options.from_start and options.resume is None:
+        raise InputError("--from-start says how to resume a run: give --resume RUN too, or leave it out")
+    if options.take_over and options.resume is None and options.name is None:
+        raise InputError("--take-over says what to do with a run that another command trains: give --resume RUN too")
     if options.validation_data is not None:
         check_names({"--validation-data": options.validation_data})
         return
@@ -350,7 +362,7 @@ def _check_validation(options: Options) -> None:
             raise InvalidValue(name, value, "needs a dataset to validate on: --validation-data MODULE:FACTORY")
 
 
-def _validation_of(options: Options) -> Validation | None:
+def validation_of(options: Options) -> Validation | None:
     """The validation of `train`, if there is one."""
     if options.validation_data is None:
         return None

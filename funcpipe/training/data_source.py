@@ -58,7 +58,7 @@ class LoaderOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class DataSource:
-    """A dataset, how it is loaded, and whether it is shuffled, if that has been said.
+    """A dataset, how it is loaded, and whether it is shuffled and in batches of what size, if that has been said.
 
     `start_method` is how the user's DataLoader starts processes on this machine.
     """
@@ -66,6 +66,7 @@ class DataSource:
     dataset: MapDataset
     options: LoaderOptions = field(default_factory=LoaderOptions)
     shuffle: bool | None = None
+    batch_size: int | None = None
     start_method: str | None = None
 
 
@@ -100,7 +101,13 @@ def data_source(given: Any) -> DataSource:
         _check_picklable("dataset", dataset)
         _check_picklable("worker_init_fn", options.worker_init_fn)
         _check_picklable("collate_fn", options.collate)
-    return DataSource(dataset=dataset, options=options, shuffle=_shuffles(given), start_method=_start_method(given))
+    return DataSource(
+        dataset=dataset,
+        options=options,
+        shuffle=_shuffles(given),
+        batch_size=given.batch_size,
+        start_method=_start_method(given),
+    )
 
 
 @dataclass(frozen=True)

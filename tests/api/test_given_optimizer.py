@@ -1,54 +1,16 @@
 """Runs with an optimiser and a scheduler that the user has made: a script's weights, and a script's optimiser after."""
 
-import contextlib
-from collections.abc import Iterator
-from typing import Any
-from unittest import mock
-
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim import lr_scheduler as lr
-from torch.utils.data import TensorDataset
 
 from funcpipe import FuncPipe, ServerCluster, ServerWorker
-from funcpipe.api import training
-from funcpipe.client.prepare.session import Session, Site, session_on
 from funcpipe.core import Plan
 from funcpipe.errors import InputError, InvalidValue
-from funcpipe.platforms.catalog import load_spec
-from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
+from tests.api.threads import data, functions_in_threads, network, numbers, script
 from tests.e2e.plans import even_plan
-
-SAMPLES, GLOBAL_BATCH = 20, 8
-
-
-@contextlib.contextmanager
-def functions_in_threads() -> Iterator[None]:
-    storage = MemoryStorage()
-    platform = ThreadPlatform(load_spec("local"), storage)
-
-    @contextlib.contextmanager
-    def session(*_: Any, **__: Any) -> Iterator[Session]:
-        yield session_on(Site(platform, storage, "memory://"), reopen=platform.open)
-
-    with one_at_a_time(), mock.patch.object(training, "open_session", session):
-        yield
-    platform.stop_all()
-
-
-def network() -> nn.Sequential:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 3)).double()
-
-
-def data() -> TensorDataset:
-    draw = torch.Generator().manual_seed(1)
-    return TensorDataset(
-        torch.randn(SAMPLES, 4, generator=draw, dtype=torch.float64), torch.randint(3, (SAMPLES,), generator=draw)
-    )
 
 
 def plan() -> Plan:
@@ -61,28 +23,6 @@ def made(model: nn.Sequential) -> tuple[Optimizer, lr.LRScheduler]:
     optimizer = AdamW(groups, lr=0.01)
     parts = [lr.LinearLR(optimizer, total_iters=2), lr.StepLR(optimizer, 1, 0.5)]
     return optimizer, lr.SequentialLR(optimizer, parts, [2])
-
-
-def script(model: nn.Module, optimizer: Optimizer, scheduler: lr.LRScheduler, *, epochs: int) -> None:
-    inputs, targets = data().tensors
-    for _ in range(epochs):
-        for first in range(0, SAMPLES, GLOBAL_BATCH):
-            chosen = slice(first, first + GLOBAL_BATCH)
-            optimizer.zero_grad()
-            torch.autograd.backward(nn.functional.cross_entropy(model(inputs[chosen]), targets[chosen]))
-            optimizer.step()
-        scheduler.step()
-
-
-def numbers(value: Any) -> list[float]:
-    """All numbers in a state_dict, in order."""
-    if isinstance(value, Tensor):
-        return [float(one) for one in value.flatten()]
-    if isinstance(value, dict):
-        return [one for item in value.values() for one in numbers(item)]
-    if isinstance(value, list | tuple):
-        return [one for item in value for one in numbers(item)]
-    return [float(value)] if isinstance(value, int | float) else []
 
 
 def test_a_run_goes_on_with_what_a_script_has_made_and_leaves_what_a_script_would() -> None:

@@ -1,0 +1,103 @@
+"""The verb fit: profile, optimize and train in one."""
+
+import os
+from typing import TYPE_CHECKING
+
+from funcpipe.cli import train, training
+from funcpipe.cli.factories import load_data
+from funcpipe.cli.files import write_file
+from funcpipe.cli.options import group, not_negative, option, whole
+from funcpipe.cli.verbs import Options, verb
+from funcpipe.core import Coupled, OptimizerKind, Plan, read, write
+from funcpipe.core.process import say
+
+if TYPE_CHECKING:
+    from funcpipe.api.fitting import Chosen
+
+
+@verb(
+    "funcpipe fit funcpipe.examples.spirals:model --data funcpipe.examples.spirals:train_data \\\n"
+    "    --optimizer funcpipe.examples.spirals:optimizer --epochs 6",
+    training.MODEL,
+    group("data", training.data("data.train"), training.BLOCKS),
+    group("training", train.learning("SGD, with --lr", "fp32"), train.LENGTH),
+    group(
+        "plan: The cheapest, unless an hour is worth something.",
+        option(
+            "--global-batch N",
+            "samples of a step, over all functions (default: the DataLoader's batch_size, or 32)",
+            whole(),
+            key="plan.global-batch",
+        ),
+        option(
+            "--micro-batch N",
+            "samples that a function takes at once (default: the best of some that are measured)",
+            whole(),
+            key="model.micro-batch",
+        ),
+        option("--time-value USD", "what an hour saved is worth", not_negative, 0.0, key="plan.time-value"),
+        option(
+            "--plan FILE",
+            "take the plan that is here, if it is for this; otherwise write the new one here",
+            key="plan.file",
+            writes="plan",
+        ),
+    ),
+    train.VALIDATION,
+    training.RUN_PLATFORM,
+    train.RUN,
+    training.FAULTS,
+    train.LIMITS,
+    train.OUTPUT,
+    common=(
+        *("--data", "--loss", "--optimizer", "--lr", "--epochs", "--validation-data", "--global-batch"),
+        *("--platform", "--storage", "--resume", "--max-usd", "--dry-run", "--output"),
+    ),
+    table="training",
+)
+def fit(options: Options) -> None:
+    """Profile a model, plan, say what that costs, and train.
+
+    Each of these steps is also a verb of its own: profile, optimize, train.
+    """
+    train.check_given(options)
+    output = train.model_file(options)
+    training.check_code(options)
+    kept = read(Plan, options.plan) if options.plan is not None and os.path.exists(options.plan) else None
+    training.load_torch(options.platform)
+    pipe = training.pipe_of(
+        options,
+        optimizer=training.optimizer_of(options, OptimizerKind.SGD),
+        average=train.average_of(options),
+        coupled=options.coupled or Coupled.REFUSE,
+    )
+    from funcpipe.api.fitting import Wanted, choose_for_run
+
+    run = training.run_of(options)
+    wanted = Wanted(
+        platform=options.platform,
+        like=options.like,
+        global_batch=options.global_batch,
+        micro_batch=options.micro_batch,
+        time_value=options.time_value,
+    )
+    chosen = choose_for_run(
+        pipe,
+        load_data(options.data),
+        wanted,
+        epochs=options.epochs,
+        validation=train.validation_of(options),
+        max_usd=options.max_usd,
+        settings=run["settings"],
+        kept=kept,
+    )
+    _say(options, chosen)
+    if options.plan is not None and chosen.plan is not kept:
+        write_file(lambda path: write(chosen.plan, path), options.plan)
+    train.train_by(options, chosen.plan, pipe, output)
+
+
+def _say(options: Options, chosen: "Chosen") -> None:
+    """Say what was chosen; the last line is that of a dry run, too."""
+    if not options.quiet and not options.json:
+        say("\n".join(chosen.lines[:-1] if options.dry_run else chosen.lines))

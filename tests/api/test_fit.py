@@ -1,0 +1,210 @@
+"""`fit`: what it chooses, what it says, and that it trains as the user's script does."""
+
+import itertools
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+from torch.optim import SGD, AdamW
+from torch.utils.data import DataLoader
+
+from funcpipe import FuncPipe, Plan
+from funcpipe.api import fitting
+from funcpipe.api.fitting import Wanted, choose, micro_batches
+from funcpipe.core import Optimality, SolverReport
+from funcpipe.errors import DataError, FuncPipeError, Infeasible, InvalidValue, PlanError, RunUnknown
+from tests.api.threads import GLOBAL_BATCH, SAMPLES, data, functions_in_threads, network, numbers, script
+from tests.e2e.plans import even_plan
+
+
+def loader(**options: Any) -> DataLoader[Any]:
+    return DataLoader(data(), batch_size=GLOBAL_BATCH, **options)
+
+
+def pipe_of(model: nn.Module | None = None, **keywords: Any) -> FuncPipe:
+    settings = {"loss_fn": nn.functional.cross_entropy, "optimizer": lambda p: SGD(p, lr=0.1), **keywords}
+    return FuncPipe(model or network(), **settings)
+
+
+def plan_of(size: int, batch: int, *, objective: float = 1.0, model: nn.Module | None = None) -> Plan:
+    """A plan for micro-batches of `size` samples, which was searched for."""
+    sample = (torch.zeros(size, 4, dtype=torch.float64),)
+    made = even_plan(model or network(), sample, stages=1, replicas=1, micro_batch=size, micro_batches=batch // size)
+    report = SolverReport(name="exact", status=Optimality.OPTIMAL, objective=objective, gap=0.0, solve_s=0.0)
+    return replace(made, solver=report, platform="local", region="this machine")
+
+
+def searching(found: Callable[[int], Plan]) -> Any:
+    """Planning that finds what `found` makes of the size of a micro-batch, and measures nothing."""
+
+    def planned(pipe: Any, dataset: Any, source: Any, size: int, batch: int, wanted: Any) -> Any:
+        return found(size), None
+
+    return mock.patch.object(fitting, "_planned", planned)
+
+
+def test_it_trains_as_the_script_with_the_same_loader_and_optimiser(capsys: pytest.CaptureFixture[str]) -> None:
+    model, other = network(), network()
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    with functions_in_threads():
+        pipe = pipe_of(model, optimizer=optimizer)
+        result = pipe.fit(loader(), epochs=2, micro_batch=4)
+        said = capsys.readouterr().err.splitlines()
+        with mock.patch.object(FuncPipe, "profile", side_effect=AssertionError):
+            pipe.fit(loader(), epochs=1, progress=False)
+    script(other, AdamW(other.parameters(), lr=0.01), epochs=3)
+    assert numbers(model.state_dict()) == pytest.approx(numbers(other.state_dict()), abs=1e-12)
+    assert len(result.losses) == 2 * -(-SAMPLES // GLOBAL_BATCH)
+    assert said[0] == "8 samples a step, as the DataLoader has it; 4 at a time, measured here"
+    assert said[1].startswith("1 function of 1024MB on local, 1 stage x 1 replica: a step takes about ")
+    assert said[2].startswith("2 epochs, 6 steps, about ")
+    assert len(said) == 3
+
+
+def test_a_batch_whose_samples_depend_on_each_other_is_not_cut() -> None:
+    """As under BatchNorm; a plan is found for each size, and the largest is taken although it is the worst."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)).double()
+    pipe = pipe_of(model)
+    with searching(lambda size: plan_of(size, 16, objective=size, model=model)):
+        assert choose(pipe, data(), Wanted(global_batch=16)).plan.micro_batch == 16
+
+
+@given(batch=st.integers(1, 2000))
+def test_micro_batches_divide_the_global_batch_and_grow_up_to_it(batch: int) -> None:
+    sizes = list(micro_batches(batch))
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == batch
+    assert [size for size in sizes if batch % size] == []
+    assert all(larger >= 4 * size for size, larger in itertools.pairwise(sizes[:-1]))
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({4: 8.0, 16: 6.0}, (16, "16 at a time, the best of 4, 16, measured here")),
+        ({4: 8.0, 16: 7.9}, (4, "4 at a time, the best of 4, 16, measured here")),
+        ({4: 8.0}, (4, "4 at a time, measured here")),
+        ({2: 8.0}, (2, "2 at a time, measured here")),
+    ],
+)
+def test_the_micro_batch_is_the_best_that_fits(values: dict[int, float], expected: tuple[int, str]) -> None:
+    """Sizes without a value do not fit."""
+
+    def found(size: int) -> Plan:
+        if size not in values:
+            raise Infeasible("too large")
+        return plan_of(size, 16, objective=values[size])
+
+    with searching(found):
+        chosen = choose(pipe_of(), data(), Wanted(global_batch=16))
+    assert (chosen.plan.micro_batch, chosen.lines[0].partition("; ")[2]) == expected
+
+
+def test_where_nothing_fits_the_reason_is_that_of_one_sample() -> None:
+    def found(size: int) -> Plan:
+        raise Infeasible(f"{size} are too many")
+
+    with searching(found), pytest.raises(Infeasible, match="1 are too many"):
+        choose(pipe_of(), data(), Wanted(global_batch=16))
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (lambda: loader(), "8 samples a step, as the DataLoader has it"),
+        (lambda: loader, "8 samples a step, as the DataLoader has it"),
+        (lambda: DataLoader(data(), batch_size=64), "20 samples a step, as the DataLoader has it"),
+        (data, "20 samples a step, by default"),
+    ],
+)
+def test_the_samples_of_a_step_are_those_of_the_loader(given: Callable[[], Any], expected: str) -> None:
+    batch = int(expected.split()[0])
+    with searching(lambda size: plan_of(size, batch)):
+        chosen = choose(pipe_of(), given(), Wanted())
+    assert chosen.plan.global_batch == batch
+    assert chosen.lines[0].startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "reason"),
+    [
+        ({"global_batch": 16}, ""),
+        ({"global_batch": 8}, "; the plan that was there has the global batch 16, not 8"),
+        ({"global_batch": 16, "micro_batch": 8}, "; the plan that was there has the micro-batch 4, not 8"),
+        (
+            {"global_batch": 16, "like": "aws-lambda"},
+            "; the plan that was there has the platform local, not aws-lambda",
+        ),
+    ],
+)
+def test_a_plan_that_is_there_is_taken_if_it_is_for_this(wanted: dict[str, Any], reason: str) -> None:
+    pipe, kept = pipe_of(), plan_of(4, 16)
+    with searching(lambda size: plan_of(size, wanted["global_batch"])):
+        chosen = choose(pipe, data(), Wanted(**wanted), kept)
+    assert (chosen.plan is kept) == (not reason)
+    assert re.search(f"{reason or 'by the plan that was there'}$", chosen.lines[0])
+
+
+def test_a_plan_for_another_model_is_made_anew() -> None:
+    other = nn.Sequential(nn.Linear(4, 9), nn.Linear(9, 3)).double()
+    kept = plan_of(4, 16, model=other)
+    kept = replace(kept, stages=tuple(replace(stage, parameter_bytes=600) for stage in kept.stages))
+    with searching(lambda size: plan_of(size, 16)):
+        chosen = choose(pipe_of(), data(), Wanted(global_batch=16), kept)
+    assert f"has the bytes of parameters 600, not {8 * (4 * 8 + 8 + 8 * 3 + 3)}" in chosen.lines[0]
+
+
+def test_a_plan_for_an_optimiser_that_keeps_less_is_made_anew() -> None:
+    with searching(lambda size: plan_of(size, 16)):
+        chosen = choose(pipe_of(optimizer=AdamW), data(), Wanted(global_batch=16), plan_of(4, 16))
+    assert chosen.lines[0].endswith("the plan that was there has the optimiser momentum, not adam")
+
+
+def failing(output: Any, target: Any) -> Any:
+    raise ValueError("this loss fails")
+
+
+@pytest.mark.parametrize(
+    ("pipe", "fields", "kind", "message"),
+    [
+        ({}, {"global_batch": 21}, DataError, "has 20 samples, too few for one global batch of 21"),
+        ({}, {"global_batch": 8, "micro_batch": 3}, InvalidValue, "micro_batch must divide the global batch of 8 sam"),
+        ({}, {"time_value": -1}, InvalidValue, "time_value must be at least 0, got -1"),
+        ({}, {"epochs": 0}, InvalidValue, "epochs must be a whole number of at least 1"),
+        ({}, {"platform": "aws-lamda"}, InvalidValue, "platform must be one of aliyun-fc, aws-lambda"),
+        ({}, {"resume": "x", "storage": "file:///tmp/nothing"}, RunUnknown, "there is no run 'x'"),
+        ({"loss_fn": failing}, {}, DataError, "the loss function fails on the first micro-batch, .*this loss fails"),
+    ],
+)
+def test_mistakes_are_found_before_anything_is_measured(
+    pipe: dict[str, Any], fields: dict[str, Any], kind: type[FuncPipeError], message: str
+) -> None:
+    with (
+        functions_in_threads(),
+        mock.patch.object(FuncPipe, "profile", side_effect=AssertionError),
+        pytest.raises(kind, match=message),
+    ):
+        pipe_of(**pipe).fit(data(), **fields)
+
+
+def test_a_model_without_an_optimiser_is_refused() -> None:
+    with pytest.raises(PlanError, match="the model has no optimizer"):
+        FuncPipe(network(), loss_fn=nn.functional.cross_entropy).fit(data())
+
+
+def test_a_run_that_is_resumed_goes_on_by_its_own_plan() -> None:
+    with functions_in_threads():
+        first = pipe_of()
+        first.train(data(), epochs=1, plan=plan_of(4, 8), run="again", progress=False)
+        with mock.patch.object(FuncPipe, "profile", side_effect=AssertionError):
+            model = network()
+            pipe_of(model).fit(data(), epochs=2, global_batch=8, resume="again", progress=False)
+    assert numbers(model.state_dict()) != numbers(first.model.state_dict())
