@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from funcpipe.api.planning import Planning
 from funcpipe.client.prepare.data import open_data, open_with_first
-from funcpipe.client.prepare.precheck import record_of
+from funcpipe.client.prepare.precheck import record_of, with_last
 from funcpipe.client.prepare.rehearsal import rehearse
 from funcpipe.client.prepare.session import open_session
 from funcpipe.core import (
@@ -122,7 +122,7 @@ def choose_for_run(
     checks.whole("epochs", epochs, 1)
     if settings.name is not None or settings.resume is not None:
         with open_session(wanted.platform, wanted.like, settings) as session:
-            record = record_of(session.storage, settings)
+            record = record_of(session.storage, with_last(session.storage, settings))
         kept = kept if record is None else record.plan
     chosen = choose(pipe, dataset, wanted, kept)
     if chosen.plan.estimate is None:

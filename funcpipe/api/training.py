@@ -11,6 +11,7 @@ from funcpipe.client.follow.launch import launch, launch_detached
 from funcpipe.client.follow.results import RunResult, write_back
 from funcpipe.client.prepare import arguments
 from funcpipe.client.prepare.job import Job, Learned, Learner, SampleOrder
+from funcpipe.client.prepare.precheck import with_last
 from funcpipe.client.prepare.prepared_run import Confirm, PreparedRun, prepare_training
 from funcpipe.client.prepare.session import Session, open_session
 from funcpipe.core import (
@@ -315,6 +316,7 @@ class Training(Evaluating):
         settings: RunSettings,
     ) -> PreparedRun:
         arguments.check_run(faults, limits)
+        settings = with_last(session.storage, settings)
         anew = order.steps or settings.resume or settings.take_over
         learned = None if anew else self._begun()
         return prepare_training(

@@ -99,7 +99,7 @@ RUN = group(
     option(
         "--resume RUN",
         "watch this run if it is still running; otherwise continue it from its newest checkpoint, "
-        "by the same or another plan",
+        "by the same or another plan; `last` is the run that was begun last in this storage",
     ),
     option("--detach", "start the functions and return; --resume RUN collects the result"),
     option(
@@ -298,12 +298,12 @@ def callbacks(logs: Sequence[str], *, quiet: bool) -> "list[Callback]":
 
 def _precheck(options: Options, plan: Plan, settings: RunSettings) -> None:
     """Make the checks that do not need torch; of a deployment that is opened later, only if the run has a name."""
-    from funcpipe.client.prepare.precheck import precheck
+    from funcpipe.client.prepare.precheck import precheck, with_last
     from funcpipe.client.prepare.session import open_session
 
     if not is_deployment(options.platform) or settings.name or settings.resume:
         with open_session(options.platform, options.like, settings, detached=options.detach) as session:
-            precheck(session, plan, settings)
+            precheck(session, plan, with_last(session.storage, settings))
 
 
 def _write(result: "RunResult", output: str | None, options: Options) -> dict[str, str | None]:

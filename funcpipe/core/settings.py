@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 from funcpipe.core import checks
 from funcpipe.core.platform import PlatformSpec
 from funcpipe.core.stores import storage_of
+from funcpipe.errors import InvalidValue
 
 
 class OnOutOfMemory(Enum):
@@ -87,15 +88,19 @@ class RunLimits:
         checks.all_positive(self, "max_usd", "deadline_s")
 
 
+LAST = "last"
+"""The run to resume that was begun, or gone on with, last in its storage."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
     """The name of a run, its storage, its message deadline, and the prices it is billed at.
 
     `storage` is a URL, or one for "default" and for each kind of object that a plan keeps in a store of its own; None
-    stands for the deployment's own storage, or a temporary folder on the local platform. A new
-    run is called `name`, or gets a name of its own; `resume` names a run in that storage to continue. A message that is
-    not there after `message_deadline_s`, in which no function was started, ends the run. `prices` are by default those
-    of the plan's platform.
+    stands for the deployment's own storage, or a temporary folder on the local platform. A new run is called `name`, or
+    gets a name of its own; `resume` names a run in that storage to continue, or is "last": the one that was begun, or
+    gone on with, last. A message that is not there after `message_deadline_s`, in which no function was started, ends
+    the run. `prices` are by default those of the plan's platform.
 
     A run whose storage lasts, being given or a deployment's own, keeps its model there when it has finished: what
     `export` reads and `resume` continues for more epochs, until `clean` deletes it. Without `keep_model` it is deleted.
@@ -119,6 +124,8 @@ class RunSettings:
 
     def __post_init__(self) -> None:
         checks.positive("message_deadline_s", self.message_deadline_s)
+        if self.name == LAST:
+            raise InvalidValue("run", LAST, "must be another name: this one is for the run that was begun last")
 
 
 class RunKeywords(TypedDict, total=False):

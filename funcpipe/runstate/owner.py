@@ -119,6 +119,20 @@ class OwnerWatch:
         return None
 
 
+def last_run(storage: Storage) -> str:
+    """Return the name of the run that a client has begun, or gone on with, last. Raises RunUnknown if there is none."""
+    since_s: dict[str, float] = {}
+    for key in find_objects(storage, "").own:
+        run = key.partition("/")[0]
+        if key.startswith(Keys(run).owner.owner_heartbeats):
+            with contextlib.suppress(KeyMissing, CorruptMessage):
+                document = get_document(storage, OwnerDocument, key)
+                since_s[run] = max(document.since_at_s, since_s.get(run, 0.0))
+    if not since_s:
+        raise RunUnknown("there is no run in this storage to resume; train without resume='last' (--resume last)")
+    return max(since_s, key=lambda run: since_s[run])
+
+
 class OwnerLease(Fence):
     """The right of one client to own a run as its owner `number`. It is not held until `take` returns."""
 

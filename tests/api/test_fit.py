@@ -20,6 +20,8 @@ from funcpipe.api import fitting
 from funcpipe.api.fitting import Wanted, choose, micro_batches
 from funcpipe.core import Optimality, SolverReport
 from funcpipe.errors import DataError, FuncPipeError, Infeasible, InvalidValue, PlanError, RunUnknown
+from funcpipe.runstate.owner import last_run
+from funcpipe.runstate.signing import signed
 from tests.api.threads import GLOBAL_BATCH, SAMPLES, data, functions_in_threads, network, numbers, script
 from tests.e2e.plans import even_plan
 
@@ -208,3 +210,35 @@ def test_a_run_that_is_resumed_goes_on_by_its_own_plan() -> None:
             model = network()
             pipe_of(model).fit(data(), epochs=2, global_batch=8, resume="again", progress=False)
     assert numbers(model.state_dict()) != numbers(first.model.state_dict())
+
+
+def test_the_run_that_was_begun_last_is_resumed() -> None:
+    """Also if it is not the newest by its name; what was gone on with counts."""
+    with functions_in_threads() as storage:
+        for run in ("b", "a"):
+            pipe_of().train(data(), epochs=1, plan=plan_of(4, 8), run=run, progress=False)
+        assert last_run(signed(storage)) == "a"
+        found = pipe_of().train(data(), epochs=2, plan=plan_of(4, 8), resume="last", progress=False)
+        assert found.run == "a"
+        pipe_of().train(data(), epochs=2, plan=plan_of(4, 8), resume="b", progress=False)
+        model = network()
+        found = pipe_of(model).fit(data(), epochs=3, global_batch=8, resume="last", progress=False)
+        assert found.run == "b"
+        assert len(found.losses) == 9
+    at_once = network()
+    with functions_in_threads():
+        pipe_of(at_once).train(data(), epochs=3, plan=plan_of(4, 8), progress=False)
+    assert numbers(model.state_dict()) == numbers(at_once.state_dict())
+
+
+def test_where_there_is_no_run_none_was_the_last() -> None:
+    with (
+        functions_in_threads(),
+        pytest.raises(RunUnknown, match="there is no run in this storage to resume; train wit"),
+    ):
+        pipe_of().train(data(), plan=plan_of(4, 8), resume="last")
+
+
+def test_no_run_is_called_last() -> None:
+    with pytest.raises(InvalidValue, match="run must be another name: this one is for the run that was begun last"):
+        pipe_of().train(data(), plan=plan_of(4, 8), run="last")

@@ -74,3 +74,8 @@ def test_training_around_a_server_begins_with_a_new_one() -> None:
     cluster = ServerCluster(workers=(ServerWorker(name="a"),))
     with pytest.raises(InvalidValue, match=r"optimizer must be new for training around a server, got .*SGD"):
         pipe.train_with_server(data(), way=cluster, global_batch=8, micro_batch=4)
+    optimizer.param_groups[0]["lr"] = 0.1
+    with pytest.raises(
+        InvalidValue, match="resume must be the name of the run, for training around a server, got 'las"
+    ):
+        pipe.train_with_server(data(), way=cluster, global_batch=8, micro_batch=4, resume="last")

@@ -1,13 +1,16 @@
 """The checks of a run that need no model: a command makes them before torch is loaded."""
 
+from dataclasses import replace
+
 from funcpipe.client.prepare.session import Session
 from funcpipe.core import Plan, PlatformSpec, RunRecord, RunSettings
+from funcpipe.core.settings import LAST
 from funcpipe.core.stores import DEFAULT, KINDS, urls_by_kind
 from funcpipe.errors import InvalidValue, PlanError, RunUnknown
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import planned_spec
 from funcpipe.runstate.generations import newest_record, refuse_foreign_objects
-from funcpipe.runstate.owner import refuse_if_owned
+from funcpipe.runstate.owner import last_run, refuse_if_owned
 
 
 def check_stores(plan: Plan, url: str, prices: PlatformSpec) -> None:
@@ -45,6 +48,11 @@ def precheck(session: Session, plan: Plan, settings: RunSettings, spec: Platform
     if name is not None and not settings.take_over:
         refuse_if_owned(session.storage, name)
     return record_of(session.storage, settings)
+
+
+def with_last(storage: Storage, settings: RunSettings) -> RunSettings:
+    """`settings` with the name of the run to resume, if that is the last one. Raises RunUnknown if there is none."""
+    return replace(settings, resume=last_run(storage)) if settings.resume == LAST else settings
 
 
 def record_of(storage: Storage, settings: RunSettings) -> RunRecord | None:

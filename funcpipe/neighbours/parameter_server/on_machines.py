@@ -22,6 +22,7 @@ from funcpipe.core.distribution import install_command
 from funcpipe.core.market import HOUR_S, Market
 from funcpipe.core.process import temporary_folder
 from funcpipe.core.provision import SERVER_ROLE, CostItem, Provision, Rented
+from funcpipe.core.settings import LAST
 from funcpipe.errors import Infeasible, InputError, InvalidValue, PlanError
 from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions
 from funcpipe.neighbours.parameter_server.training import (
@@ -153,6 +154,8 @@ def _machines(way: Provision, rented: Sequence[Rented], server: str, market: Mar
 
 def server_job_of(learner: Learner, dataset: Data, order: SampleOrder, settings: RunSettings, run: ServerRun) -> Job:
     """The job of training `learner` as one stage; raises what `make_job` raises, and PlanError."""
+    if settings.resume == LAST:
+        raise InvalidValue("resume", LAST, "must be the name of the run, for training around a server")
     made = make_job(learner, dataset, one_stage((), run.global_batch, run.micro_batch), order, settings)
     layers = [layer.name for layer in made.graph.layers]
     job = replace(
