@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
@@ -24,7 +25,8 @@ from funcpipe.partitioner.optimize import optimize
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.show.material import Material
 from funcpipe.show.page import write_page
-from funcpipe.show.timeline import COLOURS, NAMES, spans_of
+from funcpipe.show.page_parts import COLOURS
+from funcpipe.show.timeline import NAMES, spans_of
 
 ROOT = Path(__file__).parents[1]
 PROFILES = ROOT / "experiments" / "profiles"
@@ -38,7 +40,7 @@ MODELS = {
     "BERT-Large": "bert-large",
 }
 TIME_VALUES = (0.0, TIME_VALUE, 30.72, 245.76)
-_PICTURES_OF_REPORT = (
+_PICTURES_OF_REPORT: tuple[tuple[str, int, int, Literal["light", "dark"], str], ...] = (
     ("desktop", 1280, 1000, "light", ""),
     ("phone", 375, 1100, "light", ""),
     ("dark", 1280, 1100, "dark", "timeline"),

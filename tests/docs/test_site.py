@@ -1,5 +1,6 @@
 """The site is built without a warning, loads nothing from other hosts, and has every public name in its reference."""
 
+import configparser
 import html
 import inspect
 import os
@@ -48,6 +49,19 @@ def test_each_parameter_of_funcpipe_is_in_a_list() -> None:
         if "settings" in described:
             described |= RunKeywords.__annotations__.keys()
         assert set(_parameters(methods[name])) <= described, name
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/index.md"])
+def test_a_first_page_has_how_to_install_and_train_version_licence_and_a_picture(page: str) -> None:
+    text, setup = (ROOT / page).read_text(), configparser.ConfigParser()
+    setup.read(ROOT / "setup.cfg")
+    for part in (
+        "pip install .\n",
+        "FuncPipe(model",
+        f"ersion {setup['metadata']['version']}, Apache-2.0",
+        "timeline.png",
+    ):
+        assert part in text, part
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
