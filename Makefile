@@ -37,7 +37,7 @@ setup: $(READY)
 # All processors compile what was installed, which pip does on one; a few files, for a newer Python, cannot be compiled.
 $(READY): setup.cfg pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[gurobi,scip,bayesian,aws,aliyun,redis,ray,parquet,webdataset,report,examples,docs,dev]'
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[gurobi,scip,bayesian,sweep,aws,aliyun,redis,ray,parquet,webdataset,report,examples,docs,dev]'
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --no-deps $(LITDATA) $(SKYPILOT)
 	$(BIN)/python -m compileall -qq -j 0 .venv/lib || true
 	touch $@

@@ -77,6 +77,8 @@ if TYPE_CHECKING:
     from funcpipe.profiler.buckets import Bucket
     from funcpipe.runstate.liveness import WorkerState
     from funcpipe.scheduler.simulator.disturbances import Disturbances
+    from funcpipe.sweep.candidates import Candidate
+    from funcpipe.sweep.sweep import Sweep
     from funcpipe.training.averaging import EMA, SWA, Teacher
     from funcpipe.training.verify import Verification
 
@@ -86,6 +88,7 @@ __all__ = [
     "Bill",
     "Bucket",
     "Callback",
+    "Candidate",
     "DataError",
     "Disturbances",
     "EachStep",
@@ -134,6 +137,7 @@ __all__ = [
     "Site",
     "SpotPlan",
     "Stage",
+    "Sweep",
     "Sync",
     "Teacher",
     "Trace",
@@ -166,6 +170,7 @@ __all__ = [
 _LAZY = {
     "FuncPipe": "api",
     "Callback": "client.follow.callbacks",
+    "Candidate": "sweep.candidates",
     "EachStep": "client.follow.callbacks",
     "RunInfo": "client.follow.callbacks",
     "RunStatus": "client.control.status",
@@ -184,6 +189,7 @@ _LAZY = {
     "ServerResult": "neighbours.parameter_server.training",
     "ServerWorker": "neighbours.parameter_server.worker_group",
     "Site": "client.prepare.session",
+    "Sweep": "sweep.sweep",
     "open_site": "client.prepare.session",
     "load_spec": "platforms.catalog",
     "open_deployment": "platforms.catalog",

@@ -24,11 +24,11 @@ class Size(NamedTuple):
 
 ROOMS = {
     "analysis": Size(350, 5, 17),
-    "api": Size(484, 7, 11),
+    "api": Size(487, 7, 11),
     "cli": Size(1990, 12, 104),
-    "client": Size(4379, 48, 173),
+    "client": Size(4396, 49, 178),
     "comm": Size(1161, 23, 48),
-    "core": Size(3021, 123, 202),
+    "core": Size(3024, 123, 202),
     "data": Size(524, 17, 18),
     "examples": Size(24, 0, 4),
     "loggers": Size(323, 5, 7),
@@ -37,19 +37,20 @@ ROOMS = {
     "partitioner": Size(5257, 69, 251),
     "platforms": Size(5717, 94, 226),
     "profiler": Size(789, 10, 34),
-    "runstate": Size(2377, 38, 124),
+    "runstate": Size(2378, 38, 124),
     "scheduler": Size(1251, 26, 43),
     "show": Size(1550, 11, 88),
+    "sweep": Size(1142, 23, 23),
     "testing": Size(723, 18, 21),
-    "training": Size(5131, 99, 185),
-    "worker": Size(2182, 37, 44),
+    "training": Size(5144, 99, 187),
+    "worker": Size(2185, 37, 44),
 }
 """The budget of each folder of `funcpipe`."""
 
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 582, 76_000, 80, 18
+MODULES, LINES, EXPORTED, VERBS = 589, 79_500, 82, 17
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

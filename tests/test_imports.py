@@ -38,7 +38,7 @@ ROOMS = {
 NEIGHBOURS = ("neighbours", "neighbours.provisioning", "neighbours.parameter_server", "neighbours.history")
 """Beside the engine, which none of its rooms may import, from below to the top."""
 
-ABOVE = ("client", *NEIGHBOURS, "testing", "loggers", "api", "show", "cli", "__init__", "__main__")
+ABOVE = ("client", *NEIGHBOURS, "testing", "loggers", "api", "sweep", "show", "cli", "__init__", "__main__")
 """From below to the top: each may import all rooms, and those of `ABOVE` that come before it."""
 
 BASE = ("platforms.base", "platforms.wrappers", "platforms.process", "platforms.function_group")
@@ -46,7 +46,7 @@ BASE = ("platforms.base", "platforms.wrappers", "platforms.process", "platforms.
 
 WITH_TORCH = {
     *("api", "cli", "client", "comm", "examples", "loggers", "model", "profiler", "runstate", "show"),
-    *("testing", "training", "neighbours.parameter_server", "worker"),
+    *("sweep", "testing", "training", "neighbours.parameter_server", "worker"),
 }
 """Rooms that may import torch when they are loaded (the command line only inside a verb)."""
 

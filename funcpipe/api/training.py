@@ -291,6 +291,11 @@ class Training(Evaluating):
             raise InvalidValue("optimizer", type(self._made.optimizer), "must be new for training around a server")
         return self._learner(None)
 
+    @property
+    def learner(self) -> Learner:
+        """The module with its way of learning, for a run that begins anew."""
+        return self._learner(None)
+
     def _learner(self, learned: Learned | None) -> Learner:
         """The module with its way of learning, and what it has learned."""
         return Learner(

@@ -12,7 +12,7 @@ MB = 1024 * 1024  # of function memory, as the platforms count it
 
 
 _NOT_NEGATIVE = ("price_invocation_usd", "price_traffic_usd_gb", "cold_start_s")
-_POSITIVE = ("lifetime_s", "shared_cores", "base_memory_bytes")
+_POSITIVE = ("lifetime_s", "shared_cores", "base_memory_bytes", "launches_10s")
 
 LIST_KEYS = 1000
 """The largest number of keys that one listing returns, as in S3 and OSS."""
@@ -75,6 +75,9 @@ class PlatformSpec(StoreTerms):
     `largest_bytes`, as `StoreSpec` has them; `stores` are further ones. `shared_bytes_s` has no default here: a
     specification states that there is no such limit.
 
+    In each 10 seconds `launches_10s` functions of a size may start, all of them at once if none has before; None means
+    no such limit.
+
     Sizes of the same memory may differ in their processors. `sources` maps a field of this class, or of the
     sizes, to where and when its values were published or measured.
     """
@@ -99,6 +102,7 @@ class PlatformSpec(StoreTerms):
     stores: tuple[StoreSpec, ...] = ()
     price_traffic_usd_gb: float = 0.0
     borrowed: Mapping[str, str] = field(default_factory=dict, hash=False)
+    launches_10s: int | None = None
 
     def __post_init__(self) -> None:
         StoreTerms.__post_init__(self)

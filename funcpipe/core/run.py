@@ -71,7 +71,8 @@ class WorkerSpec(FunctionSpec):
     of its tensors. The worker starts from the stage's newest checkpoint, or at `first_step` if there is none; a
     successor starts once its predecessor has handed over, or after `follows_within_s`. With no `epochs` it only
     evaluates. The run began after `began_step` steps, and `validated` is the last validation of earlier generations.
-    `account` is what the run had cost and taken.
+    `account` is what the run had cost and taken. Trials of a sweep share code and data: these are those of the run
+    `shared`, if it is named, and `recipe` is then how this run learns, in the place of what the code says.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.worker/1"
@@ -90,6 +91,8 @@ class WorkerSpec(FunctionSpec):
     account: RunAccount = field(default_factory=RunAccount)
     began_step: int = 0
     validated: ValidationReport | None = None
+    shared: str = ""
+    recipe: str = field(default="", repr=False)
 
     def __post_init__(self) -> None:
         FunctionSpec.__post_init__(self)

@@ -52,7 +52,7 @@ OF_RUN = (
 )
 OF_GENERATION = (
     *("run.json", "finished.json", "halts/NUMBER", "halts/NUMBER.verdict"),
-    *("stage/STAGE.bundle", "stage/STAGE.tensors", "data/DATA", "payloads/NAME"),
+    *("stage/STAGE.bundle", "stage/STAGE.tensors", "data/DATA", "payloads/NAME", "journal/NUMBER"),
     *("messages/NAME/NUMBER/NAME", "messages/NAME/NUMBER.NUMBER/NAME"),
     *("checkpoints/run.json", "checkpoints/STAGE/FILE", "best/STAGE/FILE"),
     *("steps/NUMBER.NAME", "losses/NAME/NUMBER.NUMBER", "progress/NAME/NUMBER.NUMBER"),
@@ -138,8 +138,16 @@ _READS = 3
 """A single read may miss an object for another reason, such as a fault on its way."""
 
 
-def reserve_generation(storage: Storage, run: str, *, after: Keys | None = None, apart: Collection[str] = ()) -> Keys:
-    """Return the keys of a new generation of `run`, later than `after`. Its RunKey is kept on this machine first.
+def reserve_generation(
+    storage: Storage,
+    run: str,
+    *,
+    after: Keys | None = None,
+    apart: Collection[str] = (),
+    run_key: RunKey | None = None,
+) -> Keys:
+    """Return the keys of a new generation of `run`, later than `after`. Its RunKey is kept on this machine first: a new
+    one, or `run_key` if the run is a part of something whose key that is.
 
     Everything depends on conditional puts, and on reads that find what was written, so the storage is tried, and those
     that keep the kinds `apart` of messages. Raises PlatformRefused for one that replaces what it must keep, or reads it
@@ -147,7 +155,7 @@ def reserve_generation(storage: Storage, run: str, *, after: Keys | None = None,
     """
     before = [*list_generations(storage, run), *([] if after is None else [after])]
     number = max((keys.generation for keys in before), default=-1) + 1
-    run_key = RunKey.new()
+    run_key = run_key or RunKey.new()
     keys = Keys(run, number, run_key.fingerprint)
     KeyFolder().keep(keys, run_key)
     probes = [keys.message("s0.r0", 0, _PROBES[kind]) for kind in apart]

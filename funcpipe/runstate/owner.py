@@ -211,7 +211,8 @@ class _OwnersStorage(FencedStorage):
 class Owner:
     """This client as owner number `attempt` of `run`; it says so every `every_s` seconds within its context.
 
-    `storage` writes and deletes only as long as no other client has taken over.
+    `storage` writes and deletes only as long as no other client has taken over, and so does `parts`, for runs that are
+    parts of this one, as trials are of a sweep: it asks for that as often only as heartbeats do.
     """
 
     def __init__(self, storage: Storage, run: str, attempt: int, *, every_s: float, watches: bool) -> None:
@@ -225,6 +226,7 @@ class Owner:
         self._thread = threading.Thread(target=self._run, name="funcpipe-owner", daemon=True)
         self._gone = False
         self.storage = _OwnersStorage(storage, self._lease)
+        self.parts = FencedStorage(storage, self._lease)
 
     def take(self) -> None:
         """Become the owner; raises Superseded if another client is."""

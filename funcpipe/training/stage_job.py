@@ -1,5 +1,6 @@
 """The contents of a stage's code bundle besides its module, and a function's parts made of it."""
 
+import base64
 import hashlib
 import logging
 import time
@@ -16,6 +17,7 @@ from funcpipe.core.settings import WHY_GONE
 from funcpipe.errors import CorruptMessage, KeyMissing, StorageError
 from funcpipe.model.graph import Signature
 from funcpipe.model.split import StageModule, load_stage
+from funcpipe.model.split.bundle import dump_value, load_value
 from funcpipe.platforms.base import OpenStorage, RequestMeter, Storage
 from funcpipe.training.batches import Batches, ShardedSamples
 from funcpipe.training.computation import Computation
@@ -24,6 +26,7 @@ from funcpipe.training.data_source import DataSource, StoredData, of_evaluation
 from funcpipe.training.evaluation import StageEvaluation
 from funcpipe.training.loading import Loader, Order, batch_selector
 from funcpipe.training.local_steps import Meetings
+from funcpipe.training.losses import LossFunction, loss_of_output
 from funcpipe.training.optimizers import ParameterShape
 from funcpipe.training.output_cache import BatchLayout
 from funcpipe.training.parameter_hooks import NamedHooks
@@ -155,6 +158,22 @@ def _loader(source: DataSource, order: Order, keep: Callable[[LoadedBatch], Batc
     return Loader(source.dataset, source.options, order, seed=seed, keep=keep)
 
 
+def dump_recipe(recipe: Recipe) -> str | None:
+    """Return `recipe` without its loss as text for a payload; None for one with tensors, or too long for that."""
+    code, tensors = dump_value(replace(recipe, loss=loss_of_output))
+    return base64.b64encode(code).decode() if not tensors and len(code) <= _LONGEST_RECIPE else None
+
+
+def load_recipe(text: str, loss: LossFunction) -> Recipe:
+    """Return the recipe of `dump_recipe` with `loss`. Runs code from `text`, the payload that the client has sent."""
+    recipe: Recipe = load_value(base64.b64decode(text), {})
+    return replace(recipe, loss=loss)
+
+
+_LONGEST_RECIPE = 16 << 10
+"""The most bytes of a recipe in a payload, of which Function Compute takes 128 kB with all else."""
+
+
 def load_bundle(spec: WorkerSpec, storage: Storage, meter: RequestMeter) -> tuple[StageModule, StageJob]:
     """Return the module of the stage of `spec`, and its job; `meter` counts what is asked of files of weights.
 
@@ -169,4 +188,4 @@ def load_bundle(spec: WorkerSpec, storage: Storage, meter: RequestMeter) -> tupl
     stage, job = load_stage(bundle, codec.decode(tensors))
     if job.weights is not None:
         job.weights.fill([stage, *([] if job.evaluation is None else [job.evaluation.stage])], meter)
-    return stage, job
+    return stage, job if not spec.recipe else replace(job, recipe=load_recipe(spec.recipe, job.recipe.loss))

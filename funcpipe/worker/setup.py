@@ -67,14 +67,14 @@ def load_worker(
     budget = progress.budget
     interval = CheckpointInterval(spec.faults, replicas=spec.plan.replicas)
     interval.checkpoint_s = loaded_s
-    loader = job.loader(stage, spec, storage, keys.data, invoked.meter)
+    loader = job.loader(stage, spec, storage, _data_of(spec), invoked.meter)
     runner = _runner(spec, job, job.computation(stage, spec), loader, fenced, clock)
     validator = None
     if job.evaluation is not None:
         validator = Validator(
             *(job.evaluation, fenced, _channel(spec, fenced, keys, runner.cancel), runner),
             trained=stage,
-            open_loader=functools.cache(partial(job.evaluation_loader, spec, storage, keys.data, invoked.meter)),
+            open_loader=functools.cache(partial(job.evaluation_loader, spec, storage, _data_of(spec), invoked.meter)),
             record=progress.record_messages,
         )
     checkpoints = CheckpointManager(
@@ -99,6 +99,11 @@ def load_worker(
         renewal=Renewal(fenced, spec.run, keys=keys, renewed=progress.record_renewal),
         validator=validator,
     )
+
+
+def _data_of(spec: WorkerSpec) -> Callable[[str], str]:
+    """Return the keys of the objects of the run's data, which trials of a sweep share."""
+    return (Keys(spec.shared, nonce=spec.nonce) if spec.shared else Keys.of(spec)).data
 
 
 def _channel(spec: WorkerSpec, fenced: Storage, keys: Keys, cancel: threading.Event) -> Channel:

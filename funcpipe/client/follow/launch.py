@@ -32,6 +32,7 @@ from funcpipe.errors import (
     RunUnknown,
     Superseded,
 )
+from funcpipe.platforms.base import Storage
 from funcpipe.platforms.local.output import keep_client_log
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.functions import mark_detached, unmark_run
@@ -69,9 +70,9 @@ def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> 
     run, kept = prepared.name, prepared.faults.keep
     try:
         with with_next_commands(prepared, kept=kept) as begun, keep_client_log(run), _owned(prepared) as owner:
-            fenced, keys = _begin(prepared, owner)
+            fenced, keys = begin(prepared, owner.storage)
             with removed_if_it_fails(owner, run, keep=kept), _supervisor(fenced, keys, owner, keep=kept) as supervisor:
-                record = _start(fenced, keys, supervisor)
+                record = start(fenced, keys, supervisor)
                 begun.set()
                 with saved_if_interrupted(fenced, keys, supervisor):
                     result = follow(fenced, record, supervisor, on_progress, owner)
@@ -92,9 +93,9 @@ def launch_detached(prepared: PreparedRun) -> str:
     if prepared.running is not None:
         raise PlanError(f"run {prepared.name} still runs; there is nothing to resume")
     with keep_client_log(prepared.name), _owned(prepared) as owner:
-        fenced, keys = _begin(prepared, owner)
+        fenced, keys = begin(prepared, owner.storage)
         with _supervisor(fenced, keys, owner) as supervisor:
-            _start(fenced, keys, supervisor, detached=True)
+            start(fenced, keys, supervisor, detached=True)
             supervisor.detach()
     counts, job = prepared.meter.counts, prepared.job
     _log.info(
@@ -173,25 +174,27 @@ def _owned(prepared: PreparedRun, *, watches: bool = False) -> Iterator[Owner]:
         ) from error
 
 
-def _begin(prepared: PreparedRun, owner: Owner) -> tuple[PreparedRun, Keys]:
-    """The run as its owner writes it, and the keys of a new generation. What dead clients have left of it is deleted.
+def begin(prepared: PreparedRun, storage: Storage) -> tuple[PreparedRun, Keys]:
+    """The run as its owner writes it into `storage`, and the keys of a new generation.
 
-    Raises RunTaken if another client has owned the run since it was prepared, RunUnknown if it has vanished since, and
-    PlatformRefused for a storage that does not keep what it must.
+    What dead clients have left of it is deleted. Raises RunTaken if another client has owned the run since it was
+    prepared, RunUnknown if it has vanished since, and PlatformRefused for a storage that does not keep what it must.
     """
     run, before = prepared.name, None if prepared.resumed is None else prepared.resumed.keys
     try:
-        newest = Keys.of(newest_record(owner.storage, run))
+        newest = Keys.of(newest_record(storage, run))
     except RunUnknown:
         newest = None
     if newest is None and before is not None:
-        refuse_if_gone(owner.storage, run, f"run {run} has vanished since this client has looked: {WHY_GONE}")
+        refuse_if_gone(storage, run, f"run {run} has vanished since this client has looked: {WHY_GONE}")
     if newest != before:
         raise RunTaken(run, "another client, which has begun or ended it since this one checked")
-    end_leftovers(owner.storage, run, prepared.reopen, keep=before)
+    end_leftovers(storage, run, prepared.reopen, keep=before)
     urls = urls_by_kind(prepared.storage_url)
     apart = [kind for kind in ("messages", "sums") if urls.get(kind, urls[DEFAULT]) != urls[DEFAULT]]
-    return replace(prepared, storage=owner.storage), reserve_generation(owner.storage, run, after=before, apart=apart)
+    run_key = None if prepared.shared is None else prepared.shared.run_key
+    keys = reserve_generation(storage, run, after=before, apart=apart, run_key=run_key)
+    return replace(prepared, storage=storage), keys
 
 
 def _supervisor(prepared: PreparedRun, keys: Keys, owner: Owner, *, keep: bool = True) -> Supervisor:
@@ -208,7 +211,7 @@ def _supervisor(prepared: PreparedRun, keys: Keys, owner: Owner, *, keep: bool =
     )
 
 
-def _start(prepared: PreparedRun, keys: Keys, supervisor: Supervisor, *, detached: bool = False) -> RunRecord:
+def start(prepared: PreparedRun, keys: Keys, supervisor: Supervisor, *, detached: bool = False) -> RunRecord:
     """Upload the run and start its functions; return its record. If that fails, the run is what it was before.
 
     Watchdogs restart the workers of a run that is `detached`, and of no other.
@@ -265,16 +268,27 @@ def _record(prepared: PreparedRun, keys: Keys) -> RunRecord:
     )
 
 
-def upload(prepared: PreparedRun, keys: Keys) -> Iterator[WorkerSpec]:
-    """Put the data, and each stage's code, tensors and what it had learned; yields workers' payloads by stage."""
-    job, storage, log_level = prepared.job, prepared.storage, logs.wanted_in_functions()
-    run_key = key_of(KeyFolder(), keys).text
+def upload_code(prepared: PreparedRun, keys: Keys) -> None:
+    """Put the data, and each stage's code."""
     for name, contents in prepared.data.objects():
-        storage.put(keys.data(name), contents)
+        prepared.storage.put(keys.data(name), contents)
     for number, stage in enumerate(prepared.stages):
-        storage.put(keys.bundle(number), stage.bundle)
-        storage.put(keys.parameters(number), codec.encode(stage.tensors))
+        prepared.storage.put(keys.bundle(number), stage.bundle)
         _log.info("run %s: stage %d is uploaded, %d bytes of code", keys.run, number, len(stage.bundle))
+
+
+def upload(prepared: PreparedRun, keys: Keys) -> Iterator[WorkerSpec]:
+    """Put data and code unless they are shared, and each stage's tensors and what it had learned.
+
+    Yields workers' payloads by stage.
+    """
+    job, storage, log_level = prepared.job, prepared.storage, logs.wanted_in_functions()
+    run_key, shared = key_of(KeyFolder(), keys).text, prepared.shared
+    code = keys if shared is None else shared.keys
+    if shared is None:
+        upload_code(prepared, keys)
+    for number, stage in enumerate(prepared.stages):
+        storage.put(keys.parameters(number), codec.encode(stage.tensors))
         first_step = prepared.first_step
         for part, state in prepared.parts_of(number):
             writer = "resumed" if part is None else f"resumed{part.replica}"
@@ -293,7 +307,7 @@ def upload(prepared: PreparedRun, keys: Keys) -> Iterator[WorkerSpec]:
                 plan=replace(job.plan, estimate=None, solver=None),
                 storage=prepared.storage_url,
                 platform=prepared.platform.url,
-                bundle=keys.bundle(number),
+                bundle=code.bundle(number),
                 bundle_sha256=hashlib.sha256(stage.bundle).hexdigest(),
                 parameters=keys.parameters(number),
                 epochs=job.epochs,
@@ -307,6 +321,8 @@ def upload(prepared: PreparedRun, keys: Keys) -> Iterator[WorkerSpec]:
                 log_level=log_level,
                 run_key=run_key,
                 validated=prepared.validations[-1] if prepared.validations else None,
+                shared="" if shared is None else code.run,
+                recipe="" if shared is None else shared.recipe,
             )
 
 

@@ -33,11 +33,13 @@ from funcpipe.core import (
     Validation,
     ValidationReport,
 )
+from funcpipe.core.run_key import RunKey
 from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import OpenPlatform, Platform, RequestMeter, Storage
 from funcpipe.platforms.catalog import open_platform
 from funcpipe.runstate.checkpoint_index import CheckpointPart
+from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import ResumePoint
 from funcpipe.training.averaging import SWA, check_decays
 from funcpipe.training.data_source import Data
@@ -52,6 +54,18 @@ Confirm = Callable[[JobEstimate | None], None]
 
 
 @dataclass(frozen=True, kw_only=True)
+class SharedCode:
+    """Code and data that trials of a sweep share, by their `keys`; `run_key` signs the objects of all these runs.
+
+    `recipe` is how this run learns, as `dump_recipe` writes it.
+    """
+
+    keys: Keys
+    run_key: RunKey
+    recipe: str = field(repr=False)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PreparedRun:
     """A run that can begin: all checks are made.
 
@@ -61,7 +75,7 @@ class PreparedRun:
     that is given. With `keeps_model` the model stays in the storage when the run has finished; where that is a
     deployment's, all that is kept `expires`. `meter` counts what this client asks of the storage. `estimate` is what
     the steps that are left are expected to take; None if the plan has none. At the end the client reads
-    `collected_bytes`.
+    `collected_bytes`. Code and data that are `shared` with other runs lie in storage already.
     """
 
     job: Job
@@ -83,6 +97,7 @@ class PreparedRun:
     meter: RequestMeter = field(default_factory=RequestMeter)
     estimate: JobEstimate | None = None
     collected_bytes: float = 0.0
+    shared: SharedCode | None = None
 
     @property
     def has_finished(self) -> bool:
@@ -198,7 +213,7 @@ def prepare(
     """
     has_validation = has_validation or job.evaluation is not None
     done, state = (0, None) if learned is None else (learned.epochs * job.batches.steps_per_epoch, learned.state)
-    _check_learning(job, has_validation=has_validation, done=done, state=state)
+    check_learning(job, has_validation=has_validation, done=done, state=state)
     data = RunData.of(job)
     stages = make_stages(job, data)
     check_sizes(job.plan, session.like)
@@ -206,7 +221,7 @@ def prepare(
     record, before, job, stages = _earlier(job, stages, data, session, settings)
     if before.resumed is not None:
         done, state = before.resumed.step, before.resumed.state
-        _check_learning(job, has_validation=has_validation, done=done, state=state)
+        check_learning(job, has_validation=has_validation, done=done, state=state)
     if record is None and learned is not None:
         learned.check(stage.module for stage in stages)
     platform = before.platform or session.functions()
@@ -278,7 +293,7 @@ def new_run_name() -> str:
     return f"run-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
 
 
-def _check_learning(job: Job, *, has_validation: bool, done: int, state: StageState | None) -> None:
+def check_learning(job: Job, *, has_validation: bool, done: int, state: StageState | None) -> None:
     """Raise InputError unless optimiser and schedule work, from `state` on, for what is left after `done` steps."""
     if not job.epochs:
         return
