@@ -25,12 +25,12 @@ class Size(NamedTuple):
 ROOMS = {
     "analysis": Size(350, 5, 17),
     "api": Size(487, 7, 11),
-    "cli": Size(1990, 12, 104),
-    "client": Size(4396, 49, 178),
+    "cli": Size(2101, 13, 105),
+    "client": Size(4397, 49, 178),
     "comm": Size(1161, 23, 48),
     "core": Size(3024, 123, 202),
     "data": Size(524, 17, 18),
-    "examples": Size(24, 0, 4),
+    "examples": Size(41, 0, 6),
     "loggers": Size(323, 5, 7),
     "model": Size(5434, 86, 227),
     "neighbours": Size(3732, 72, 195),
@@ -39,8 +39,8 @@ ROOMS = {
     "profiler": Size(789, 10, 34),
     "runstate": Size(2378, 38, 124),
     "scheduler": Size(1251, 26, 43),
-    "show": Size(1550, 11, 88),
-    "sweep": Size(1142, 23, 23),
+    "show": Size(1644, 11, 92),
+    "sweep": Size(1149, 23, 23),
     "testing": Size(723, 18, 21),
     "training": Size(5144, 99, 187),
     "worker": Size(2185, 37, 44),
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 589, 79_500, 82, 17
+MODULES, LINES, EXPORTED, VERBS = 591, 79_500, 82, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

@@ -27,6 +27,7 @@ _VERBS = {
     "models": {
         "evaluate": ("evaluate", "measure loss and metrics in eval mode, on functions"),
         "predict": ("evaluate", "write a model's outputs for all samples, in order"),
+        "sweep": ("sweep", "train many settings side by side, and find the best"),
     },
     "run": {
         "status": ("run", "show what each worker of a run is doing"),

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         verification,
     )
     from funcpipe.show.side_by_side import beside
+    from funcpipe.show.sweeps import sweep, sweep_status
     from funcpipe.show.terminal import draw, profiling
 
 __all__ = [
@@ -56,12 +57,14 @@ __all__ = [
     "show",
     "simulation",
     "storage_report",
+    "sweep",
+    "sweep_status",
     "training_result",
     "verification",
     "what_if",
 ]
 
-_MODULES = ("runs", "plans", "jobs", "side_by_side", "terminal")
+_MODULES = ("runs", "plans", "jobs", "sweeps", "side_by_side", "terminal")
 
 
 def as_json(value: Any) -> str:

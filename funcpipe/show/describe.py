@@ -1,8 +1,8 @@
 """Descriptions of values: each value is described once, for terminals, notebooks and pages, which draw descriptions.
 
 `describe(plan)` gives a title, facts by name, tables and a figure; `terminal`, `notebook` and `page` draw them. The
-functions that describe are in `plans`, `runs` and `jobs`; besides the value, some take more that is to be said of it,
-such as the file that it was written to.
+functions that describe are in `plans`, `runs`, `jobs` and `sweeps`; besides the value, some take more that is to be
+said of it, such as the file that it was written to.
 """
 
 import importlib
@@ -75,6 +75,8 @@ _DESCRIBED_BY = {
     "Report": "runs.comparison",
     "Verification": "runs.verification",
     "EvaluationResult": "runs.evaluation",
+    "SweepResult": "sweeps.sweep",
+    "SweepStatus": "sweeps.sweep_status",
     "Provision": "jobs.provision",
     "ProvisionTable": "jobs.provisions",
 }

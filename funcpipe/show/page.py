@@ -25,29 +25,33 @@ def write_page(material: Material, path: str | Path) -> None:
 
 def page(material: Material) -> str:
     """The text of the page. It has the sections for which there is material."""
+    known = material.completed()
+    found = [section for make in _SECTIONS if (section := make(known)) is not None]
+    if not found:
+        raise InputError("there is nothing to report on: name a plan, a trace, or what a run left")
+    return page_of([*found, environment_section(known)], title=known.title, lead=_lead(known))
+
+
+def page_of(sections: list[Section], *, title: str, lead: str) -> str:
+    """The text of a page with these sections; `lead` is its subject in a line."""
     with needed_from("report"):
         from bokeh.embed import components
         from bokeh.resources import Resources
         from jinja2 import Environment, PackageLoader, StrictUndefined
 
-    known = material.completed()
-    found = [section for make in _SECTIONS if (section := make(known)) is not None]
-    if not found:
-        raise InputError("there is nothing to report on: name a plan, a trace, or what a run left")
-    sections = [*found, environment_section(known)]
     drawings = list(_drawings(sections))
     script, divisions = components([drawing.figure for drawing in drawings]) if drawings else ("", ())
     environment = Environment(
         loader=PackageLoader("funcpipe.show"), autoescape=True, undefined=StrictUndefined, trim_blocks=True
     )
     return environment.get_template("page.html").render(
-        title=known.title,
-        lead=_lead(known),
+        title=title,
+        lead=lead,
         sections=sections,
         places={id(drawing): place for drawing, place in zip(drawings, divisions, strict=True)},
         is_drawing=lambda part: isinstance(part, Drawing),
         identity=id,
-        library=Resources(mode="inline", components=["bokeh"]).render(),
+        library=Resources(mode="inline", components=["bokeh"]).render() if drawings else "",
         script=script,
         style=_file("style.css"),
         behaviour=_file("page.js"),

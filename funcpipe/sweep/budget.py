@@ -157,10 +157,8 @@ class SweepEstimate:
 
     def line(self, max_usd: float | None = None) -> str:
         """Return the estimate in one line."""
-        usd = f"${usd_text(self.high_usd)}"
-        seconds = time_text(self.high_s)
-        if self.low_usd < self.high_usd:
-            usd, seconds = f"${usd_text(self.low_usd)} to {usd}", f"{time_text(self.low_s)} to {seconds}"
+        usd = " to ".join(dict.fromkeys(f"${usd_text(value)}" for value in (self.low_usd, self.high_usd)))
+        seconds = " to ".join(dict.fromkeys(time_text(value) for value in (self.low_s, self.high_s)))
         cap = "" if max_usd is None else f", cap ${max_usd:g}"
         return f"{self.trials} trials, {self.at_once} at once, about {seconds}, {usd} on {self.platform}{cap}"
 

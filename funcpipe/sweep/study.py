@@ -182,7 +182,6 @@ ENDED = ("finished", "pruned", "failed")
 """The states of trials that are over for good."""
 
 _STATES = {
-    TrialState.RUNNING: "stopped",
     TrialState.COMPLETE: "finished",
     TrialState.PRUNED: "pruned",
     TrialState.FAIL: "failed",

@@ -10,12 +10,14 @@ from typing import Any, Unpack
 import optuna
 from torch import Tensor, nn
 
+from funcpipe.client.control.commands import after_interrupt
 from funcpipe.client.follow.export import write_trained
 from funcpipe.client.prepare.prepared_run import PreparedRun
 from funcpipe.client.prepare.session import Session, open_session
 from funcpipe.core import DEFAULT_STORES, FaultTolerance, Plan, PlatformSpec, RunLimits, RunSettings, Validation, checks
 from funcpipe.core.run_key import RunKey
 from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS, RunKeywords, settings_with
+from funcpipe.core.texts import Described
 from funcpipe.core.validation import LOSS, MonitorMode
 from funcpipe.errors import InvalidValue, RunInterrupted, RunUnknown
 from funcpipe.platforms.base import Platform
@@ -39,8 +41,8 @@ _LONGEST_NAME = 45
 """So that the names of its trials and of its code are names of runs."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepResult:
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SweepResult(Described):
     """The result of a sweep: how each trial has ended, Optuna's study of them, and models by the number of the trial.
 
     The study is a copy in memory, as Optuna's own functions take it. The models are those of the validation with the
@@ -277,7 +279,9 @@ class _Opened:
                 wave.run(functions, LaunchRate(spec))
         except KeyboardInterrupt as error:
             url, lasts = self._session.storage_url, self._session.lasts
-            raise RunInterrupted(self._keys.run, running=False, kept=lasts, storage=url) from error
+            end = RunInterrupted(self._keys.run, running=False, kept=lasts, storage=url, verb="sweep")
+            end.add_note("\n".join(after_interrupt(end)))
+            raise end from error
         return self._result(wave.status())
 
     def _client_usd(self) -> float:

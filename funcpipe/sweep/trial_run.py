@@ -14,7 +14,7 @@ from funcpipe.client.follow.launch import begin, start
 from funcpipe.client.follow.results import bill
 from funcpipe.client.follow.supervisor import Supervisor
 from funcpipe.client.prepare.prepared_run import PreparedRun
-from funcpipe.core import FinishedRun, RunRecord, ValidationReport
+from funcpipe.core import FinishedRun, JobEstimate, RunRecord, ValidationReport
 from funcpipe.core.validation import is_due
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.finished import keep_only_model, last_checkpoint
@@ -59,6 +59,7 @@ class TrialRun:
         self._wake = threading.Event()
         self._stop: TrialStopped | None = None
         self._record: RunRecord | None = prepared.running
+        self._requests_usd = _requests_usd(prepared.estimate)
         self.cost = TrialCost(usd=prepared.account.spent_usd, seconds=prepared.account.elapsed_s, step=0)
 
     @property
@@ -183,8 +184,9 @@ class TrialRun:
         raise self._stop
 
     def _note(self, supervisor: Supervisor, step: int | None = None) -> None:
-        usd = supervisor.cost_usd() + supervisor.requests_usd()
         step = self.cost.step if step is None else step
+        requests_usd = max(supervisor.requests_usd(), self._requests_usd * step / self._prepared.job.steps)
+        usd = supervisor.cost_usd() + requests_usd
         self.cost = TrialCost(usd=usd, seconds=supervisor.elapsed_s(), step=step)
 
     def _billed_usd(self, prepared: PreparedRun, supervisor: Supervisor) -> float:
@@ -202,6 +204,11 @@ class TrialRun:
             earlier_usd=self._record.spent_usd,
         )
         return made.cost_usd
+
+
+def _requests_usd(estimate: JobEstimate | None) -> float:
+    """Return what requests of functions are expected to cost: one that is stopped does not say how many they were."""
+    return 0.0 if estimate is None else estimate.requests_usd - estimate.client.requests_usd
 
 
 def delete_runs(storage: Storage, prefix: str, *, but: Collection[str] = ()) -> None:

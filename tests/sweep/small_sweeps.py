@@ -156,3 +156,11 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Threads]:
     with one_at_a_time():
         yield made
         made.platform.stop_all()
+
+
+def training_data() -> TensorDataset:
+    return TRAINED_ON
+
+
+def validation_data() -> TensorDataset:
+    return HELD_OUT

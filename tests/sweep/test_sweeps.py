@@ -127,8 +127,9 @@ def test_an_interrupted_sweep_goes_on_and_trains_no_trial_twice(threads: Threads
         if status.counts.get("finished") == 2:
             raise KeyboardInterrupt
 
-    with pytest.raises(RunInterrupted, match="digits"):
+    with pytest.raises(RunInterrupted, match="digits") as raised:
         sweep().run(4, run="digits", max_functions=1, show=interrupt, **SETTINGS)
+    assert "funcpipe sweep ... --resume digits --storage memory://" in raised.value.__notes__[0]
     assert threads.started == ["digits-t0000", "digits-t0001", "digits-t0002"]
     threads.held.clear()
     result = sweep().run(4, resume="digits", max_functions=1, **SETTINGS)

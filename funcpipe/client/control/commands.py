@@ -7,11 +7,11 @@ from funcpipe.errors import RunInterrupted
 from funcpipe.platforms.catalog import LOCAL
 
 
-def commands(run: str, storage: str | None, *, watch: str = "watch it") -> tuple[str, ...]:
+def commands(run: str, storage: str | None, *, watch: str = "watch it", verb: str = "train") -> tuple[str, ...]:
     """The commands to watch or resume, show, stop and delete a run whose objects lie in `storage`."""
     where = f"{shlex.quote(run)} --storage {shlex.quote(storage or 'URL')}"
     return (
-        f"  {watch + ':':<11} funcpipe train ... --resume {where}",
+        f"  {watch + ':':<11} funcpipe {verb} ... --resume {where}",
         f"  {'status:':<11} funcpipe run status {where}",
         f"  {'stop it:':<11} funcpipe run stop {where}",
         f"  {'delete it:':<11} funcpipe run clean {where}",
@@ -37,8 +37,11 @@ def after_failure(run: str, storage: str, *, watch: str = "resume it", expires: 
 def after_interrupt(interrupt: RunInterrupted) -> tuple[str, ...]:
     """The next commands, in a shell and in Python; none for a run whose objects were deleted."""
     run, storage = interrupt.run, interrupt.storage
-    resume, *others = commands(run, storage, watch="collect it" if interrupt.running else "resume it")
-    in_python = f"  in Python:  pipe.train(dataset, ..., resume={run!r}, storage={storage!r})"
+    resume, *others = commands(
+        run, storage, watch="collect it" if interrupt.running else "resume it", verb=interrupt.verb
+    )
+    call = "pipe.train(dataset, " if interrupt.verb == "train" else "sweep.run(trials, "
+    in_python = f"  in Python:  {call}..., resume={run!r}, storage={storage!r})"
     if interrupt.running:
         return watch_command(run, storage), resume, in_python, *others
     return (resume, in_python, others[-1]) if interrupt.kept else ()
