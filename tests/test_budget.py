@@ -24,11 +24,11 @@ class Size(NamedTuple):
 
 ROOMS = {
     "analysis": Size(350, 5, 17),
-    "api": Size(487, 7, 11),
+    "api": Size(499, 8, 12),
     "cli": Size(2101, 13, 105),
     "client": Size(4397, 49, 178),
     "comm": Size(1161, 23, 48),
-    "core": Size(3024, 123, 202),
+    "core": Size(3030, 123, 202),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(323, 5, 7),
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 79_500, 82, 18
+MODULES, LINES, EXPORTED, VERBS = 591, 79_500, 82, 19
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

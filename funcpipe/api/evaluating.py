@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import torch
 from torch import Tensor
 
-from funcpipe.api.planning import Planning
+from funcpipe.api.predicting import Predicting
 from funcpipe.client.follow.launch import launch
 from funcpipe.client.follow.results import RunResult
 from funcpipe.client.prepare import arguments
@@ -40,7 +40,7 @@ class EvaluationResult:
     workers: tuple[WorkerReport, ...]
 
 
-class Evaluating(Planning):
+class Evaluating(Predicting):
     """A module that need not be trained; `FuncPipe` says what it is made of."""
 
     @arguments.strict

@@ -12,7 +12,7 @@ from typing import Any
 from torch import nn
 from torch.utils.data import DataLoader
 
-from funcpipe.api.planning import Planning
+from funcpipe.api.predicting import Predicting
 from funcpipe.client.prepare.data import open_data, open_with_first
 from funcpipe.client.prepare.precheck import record_of, with_last
 from funcpipe.client.prepare.rehearsal import rehearse
@@ -82,7 +82,7 @@ class Chosen:
     lines: tuple[str, ...]
 
 
-def choose(pipe: Planning, dataset: Data, wanted: Wanted, kept: Plan | None = None) -> Chosen:
+def choose(pipe: Predicting, dataset: Data, wanted: Wanted, kept: Plan | None = None) -> Chosen:
     """The plan to train `pipe` by: the one that was `kept`, or that it has, if it is what is wanted, or a new one.
 
     Profile and plan of `pipe` are then those. Raises DataError, ModelError, InvalidValue or Infeasible.
@@ -105,7 +105,7 @@ def choose(pipe: Planning, dataset: Data, wanted: Wanted, kept: Plan | None = No
 
 
 def choose_for_run(
-    pipe: Planning,
+    pipe: Predicting,
     dataset: Data,
     wanted: Wanted,
     *,
@@ -165,7 +165,7 @@ def _global_batch(source: DataSource, wanted: Wanted) -> tuple[int, str]:
     return min(DEFAULT_BATCH, samples), "by default; a DataLoader's batch_size or global_batch says otherwise"
 
 
-def _mismatch(plan: Plan, pipe: Planning, batch: int, wanted: Wanted) -> str:
+def _mismatch(plan: Plan, pipe: Predicting, batch: int, wanted: Wanted) -> str:
     """Why `plan` is not what is wanted; empty if it is."""
     recipe = pipe._recipe
     kind = optimizer_kind(recipe.optimizer, trainable_shapes(pipe.model, recipe.loss))
@@ -195,7 +195,7 @@ def _trained_bytes(model: nn.Module) -> int:
     return sum(parameter.nbytes for parameter in model.parameters() if parameter.requires_grad)
 
 
-def _search(pipe: Planning, dataset: Data, source: DataSource, batch: int, wanted: Wanted) -> list[int]:
+def _search(pipe: Predicting, dataset: Data, source: DataSource, batch: int, wanted: Wanted) -> list[int]:
     """Find profile and plan for `pipe`; returns the sizes of micro-batches that were measured."""
     sizes = [wanted.micro_batch] if wanted.micro_batch else list(micro_batches(batch))
     smaller = [] if wanted.micro_batch else [size for size in range(sizes[0] - 1, 0, -1) if batch % size == 0]
@@ -223,7 +223,7 @@ def _search(pipe: Planning, dataset: Data, source: DataSource, batch: int, wante
 
 
 def _planned(
-    pipe: Planning, dataset: Data, source: DataSource, size: int, batch: int, wanted: Wanted
+    pipe: Predicting, dataset: Data, source: DataSource, size: int, batch: int, wanted: Wanted
 ) -> tuple[Plan, ModelProfile]:
     """Profile micro-batches of `size` samples, and plan."""
     loader: DataLoader[Any] = DataLoader(

@@ -31,7 +31,8 @@ from funcpipe.core.history import Comparison, Observation, Quantity, WayRun
 from funcpipe.core.json_form import from_text, read, to_text, write
 from funcpipe.core.loss_model import InverseLoss, WeightedLoss
 from funcpipe.core.market import Market
-from funcpipe.core.plan import NO_PINS, Pins, Plan, PlanRequest, Stage, TrainingSpec
+from funcpipe.core.plan import Plan, Stage, TrainingSpec
+from funcpipe.core.plan_request import NO_PINS, Pins, PlanRequest
 from funcpipe.core.platform import LIST_KEYS, MB, FunctionSize, PlatformSpec
 from funcpipe.core.profile import (
     DataProfile,
