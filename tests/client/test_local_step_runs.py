@@ -10,16 +10,17 @@ from torch import Tensor
 
 from funcpipe.client.follow.results import RunResult
 from funcpipe.client.prepare.job import Job
-from funcpipe.core import Outcome
+from funcpipe.core import Outcome, Validation
 from funcpipe.errors import PlanError
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.testing.thread_platform import ThreadPlatform
+from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
 from funcpipe.training.plain_rounds import LocalSteps, train_in_turn
 from funcpipe.worker import hand_over
+from tests.client import validated
 from tests.client.test_learning import STEADY, halted, job, run
-from tests.training.learning import all_steps, data, network
+from tests.training.learning import all_steps, data, difference, network
 
 
 def local(every: int | str = 4, stages: int = 2, replicas: int = 2, **plan: Any) -> Job:
@@ -99,3 +100,31 @@ def test_at_the_end_of_a_round_other_replicas_go_on() -> None:
     assert any(not torch.equal(found[name], tensor) for name, tensor in expected(4).items())
     before, storage = halted(local(4))
     assert len(run(job(average=None, clip_grad_norm=0.5), storage=storage, before=before).losses) == len(all_steps())
+
+
+@pytest.mark.parametrize("killed", [None, ("put-gradient", 9)])
+def test_a_round_ends_before_each_validation(killed: tuple[str, int] | None) -> None:
+    """The model draws, and has running statistics. Six steps are validated after every second one."""
+    made = validated.job(Validation(data=validated.held_out, every_steps=2))
+    plan = replace(made.plan, sync_every="end", outer_lr=0.8, outer_momentum=0.5)
+    steps = list(made.batches.steps_from(0, made.epochs))
+    trained = train_in_turn(
+        *(validated.net(), made.graph, validated.data(), steps),
+        recipe=made.recipe,
+        seed=made.seed,
+        replicas=plan.replicas,
+        local=LocalSteps(sync_every=None, outer_lr=0.8, outer_momentum=0.5),
+        ends=(1, 3),
+    )
+    storage = MemoryStorage()
+    faults = FunctionFaults() if killed is None else FunctionFaults(killed_writing=killed)
+    platform = ThreadPlatform(
+        load_spec("local"), storage, faults_of=lambda number: faults if number == 3 else FunctionFaults()
+    )
+    with one_at_a_time():
+        result = validated.run(replace(made, plan=plan), storage, platform)
+    assert difference(result.state_dict(), trained.state_dict()) < 1e-12
+    assert [report.step for report in result.validations] == [2, 4, 6]
+    found = validated.mean_loss(validated.net(), trained.state_dict(), validated.held_out())
+    assert result.validations[-1].values["val_loss"] == pytest.approx(found, abs=1e-12)
+    assert (result.bill.functions > plan.workers) is (killed is not None)
