@@ -111,7 +111,7 @@ class Training(Evaluating):
                 session, dataset, plan, order, validation, faults=faults, limits=limits, settings=settings
             )
             prepared.ask(confirm)
-            with events.of_run(run_info(prepared)):
+            with events.of_run(run_info(prepared), prepared.storage):
                 result = launch(prepared, events)
                 file_run(prepared, result)
                 loss, epochs = self._recipe.loss, prepared.epochs_after(len(result.losses))

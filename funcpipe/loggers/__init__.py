@@ -1,4 +1,4 @@
-"""Loggers of a run's progress: a bar in a terminal or a notebook, CSV files, TensorBoard, MLflow, W&B.
+"""Loggers of a run's progress: a bar in a terminal or a notebook, files of steps and models, TensorBoard, MLflow, W&B.
 
 Each is a `Callback`, for `callbacks=` of `FuncPipe.train`, in `local` or `trackers`; libraries are imported when used.
 """
@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from funcpipe.client.follow.callbacks import Callback
-    from funcpipe.loggers.local import CSVLogger, ProgressBar
+    from funcpipe.loggers.local import CheckpointFiles, CSVLogger, ProgressBar
     from funcpipe.loggers.trackers import MLflowLogger, TensorBoardLogger, WandbLogger
 
-__all__ = ["CSVLogger", "MLflowLogger", "ProgressBar", "TensorBoardLogger", "WandbLogger"]
+__all__ = ["CSVLogger", "CheckpointFiles", "MLflowLogger", "ProgressBar", "TensorBoardLogger", "WandbLogger"]
 
 _MODULES = {
     "CSVLogger": "local",
+    "CheckpointFiles": "local",
     "MLflowLogger": "trackers",
     "ProgressBar": "local",
     "TensorBoardLogger": "trackers",

@@ -1,4 +1,4 @@
-"""A run's progress on this machine: a bar in a terminal or a notebook, log lines elsewhere, and a CSV file of steps."""
+"""A run's progress on this machine: a bar in a terminal or a notebook, log lines elsewhere; files."""
 
 import csv
 import logging
@@ -7,11 +7,15 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import torch
 from rich import progress as bars
 from rich.console import Console
+from torch import Tensor
 
 from funcpipe.client.follow.callbacks import Callback, RunInfo
+from funcpipe.client.follow.export import SavedModel
 from funcpipe.client.follow.results import Progress, RunResult
+from funcpipe.core import checks
 from funcpipe.core.texts import number_text
 
 
@@ -185,3 +189,48 @@ class CSVLogger(Callback):
 
 def _text(value: float) -> str:
     return repr(float(value))
+
+
+class CheckpointFiles(Callback):
+    """A callback that writes the model into `folder` as the run goes on: RUN-STEP.pt, for `load_state_dict`.
+
+    A file is written of a checkpoint that is at least `every_steps` steps newer than the last file, and of the result.
+    With `keep`, only so many files of the run stay, the newest ones. How often a run saves is
+    `FaultTolerance.checkpoint_steps`; the model of its best validation is `RunResult.best_state_dict`.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, every_steps: int = 1, keep: int | None = None) -> None:
+        checks.whole("every_steps", every_steps, 1)
+        if keep is not None:
+            checks.whole("keep", keep, 1)
+        self._folder, self._every_steps, self._keep = Path(folder), every_steps, keep
+        self._run, self._last, self._steps = "", 0, 0
+
+    def on_start(self, run: RunInfo) -> None:
+        """Make the folder."""
+        self._folder.mkdir(parents=True, exist_ok=True)
+        self._run, self._last, self._steps = run.run, run.done, run.done
+
+    def on_checkpoint(self, step: int, load: Callable[[], SavedModel]) -> None:
+        """Write a file, if it is time."""
+        if step - self._last >= self._every_steps:
+            saved = load()
+            self._write(saved.step, saved.state_dict())
+
+    def on_end(self, result: RunResult) -> None:
+        """Write the result, under the number of its last step."""
+        self._write(self._steps, result.state_dict())
+
+    def on_step(self, progress: Progress) -> None:
+        """Count."""
+        self._steps = progress.step
+
+    def _write(self, step: int, state: Mapping[str, Tensor]) -> None:
+        path = self._folder / f"{self._run}-{step:08d}.pt"
+        part = path.with_suffix(".part")
+        torch.save(dict(state), part)
+        part.replace(path)
+        self._last = step
+        files = sorted(self._folder.glob(f"{self._run}-????????.pt"))
+        for old in files[: -self._keep] if self._keep is not None else ():
+            old.unlink()

@@ -6,13 +6,17 @@ for them.
 
 import contextlib
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from funcpipe.client.follow.export import SavedModel, read_saved
 from funcpipe.client.follow.results import OnProgress, Progress, RunResult
 from funcpipe.client.prepare.prepared_run import PreparedRun
 from funcpipe.core import JobEstimate, Plan
-from funcpipe.errors import InvalidValue
+from funcpipe.errors import FuncPipeError, InvalidValue
+from funcpipe.platforms.base import Storage
+from funcpipe.runstate.reader import RunReader
 
 _log = logging.getLogger(__name__)
 
@@ -24,7 +28,7 @@ class RunInfo:
     It ends after step `steps`, and has begun after step `began_step`. `losses` are those of its steps that were done
     before, which callbacks do not get again: they get step `done + 1` first. `resumed` says whether the run
     was known before, so that what was logged of it is to go on. `estimate` is what the steps that are left are expected
-    to take; None if the plan has none.
+    to take; None if the plan has none. An epoch has `steps_per_epoch` steps.
     """
 
     run: str
@@ -38,6 +42,7 @@ class RunInfo:
     estimate: JobEstimate | None = None
     max_usd: float | None = None
     began_step: int = 0
+    steps_per_epoch: int = 0
 
     @property
     def settings(self) -> dict[str, int | str]:
@@ -78,8 +83,18 @@ class Callback:
     def on_step(self, progress: Progress) -> None:
         """A step has ended. Each is reported once, in order, also those that ended before this client watched."""
 
+    def on_epoch(self, epoch: int, progress: Progress) -> None:
+        """The epoch of that number, from 1 on, has ended with the step of `progress`."""
+
     def on_validation(self, step: int, values: Mapping[str, float]) -> None:
         """The model was validated after so many steps; `values` are its loss and metrics by name."""
+
+    def on_checkpoint(self, step: int, load: Callable[[], SavedModel]) -> None:
+        """The run has saved its model after so many steps; `load` reads it, or a newer one if there is one meanwhile.
+
+        Not each checkpoint is reported: the storage is asked once in LOOK_S seconds, and only for a callback with this
+        method.
+        """
 
     def on_end(self, result: RunResult) -> None:
         """The run has finished, and its result is loaded into the model."""
@@ -99,16 +114,22 @@ class EachStep(Callback):
         self._call(progress)
 
 
+LOOK_S = 2.0
+"""The seconds between two looks for a new checkpoint."""
+
+
 class Callbacks:
     """Callbacks called in order, with the exceptions that they raise; call it with the progress of each step."""
 
-    def __init__(self, callbacks: Iterable[Callback]) -> None:
-        self._callbacks = tuple(callbacks)
+    def __init__(self, callbacks: Iterable[Callback], *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._callbacks, self._clock = tuple(callbacks), clock
+        self._steps_per_epoch = 0
         for number, callback in enumerate(self._callbacks):
             if not isinstance(callback, Callback):
                 rule = "must be a Callback, made already; for a function of each step, EachStep(function)"
                 raise InvalidValue(f"callbacks[{number}]", callback, rule)
         self._errors: dict[int, Exception] = {}
+        self._checkpoints: _Checkpoints | None = None
 
     def __call__(self, progress: Progress) -> None:
         """A step has ended, or the model was validated after it."""
@@ -116,10 +137,21 @@ class Callbacks:
             self.validated(progress.validation.step, progress.validation.values)
             return
         self._call("on_step", lambda callback: callback.on_step(progress))
+        if self._steps_per_epoch and progress.step % self._steps_per_epoch == 0:
+            epoch = progress.step // self._steps_per_epoch
+            self._call("on_epoch", lambda callback: callback.on_epoch(epoch, progress))
+        if self._checkpoints is not None and (step := self._checkpoints.newer()) is not None:
+            load = self._checkpoints.load
+            self._call("on_checkpoint", lambda callback: callback.on_checkpoint(step, load))
 
     @contextlib.contextmanager
-    def of_run(self, run: RunInfo) -> Iterator[None]:
-        """The run begins; if an exception leaves this context, the run has failed."""
+    def of_run(self, run: RunInfo, storage: Storage | None = None) -> Iterator[None]:
+        """The run begins, in `storage`, which is signed; if an exception leaves this context, the run has failed."""
+        self._steps_per_epoch = run.steps_per_epoch
+        if storage is not None and any(
+            type(one).on_checkpoint is not Callback.on_checkpoint for one in self._callbacks
+        ):
+            self._checkpoints = _Checkpoints(storage, run.run, run.done, self._clock)
         self._call("on_start", lambda callback: callback.on_start(run))
         try:
             yield
@@ -154,6 +186,33 @@ class Callbacks:
                     )
 
 
+class _Checkpoints:
+    """Looks for checkpoints of a run that are newer than step `seen`."""
+
+    def __init__(self, storage: Storage, run: str, seen: int, clock: Callable[[], float]) -> None:
+        self._storage, self._run, self._seen, self._clock = storage, run, seen, clock
+        self._looked_s = clock()
+
+    def newer(self) -> int | None:
+        """Return the step of the newest one, if it has not been seen, and it is time to look."""
+        if self._clock() - self._looked_s < LOOK_S:
+            return None
+        self._looked_s = self._clock()
+        try:
+            newest = max(RunReader.newest(self._storage, self._run).saved, default=0)
+        except FuncPipeError as error:  # another look may be luckier
+            _log.info("run %s: cannot look for checkpoints: %s", self._run, error)
+            return None
+        if newest <= self._seen:
+            return None
+        self._seen = newest
+        return newest
+
+    def load(self) -> SavedModel:
+        """The newest one that can be read."""
+        return read_saved(self._run, self._storage)
+
+
 def run_info(prepared: PreparedRun) -> RunInfo:
     """The RunInfo of a run that was prepared."""
     job, running = prepared.job, prepared.running
@@ -167,6 +226,7 @@ def run_info(prepared: PreparedRun) -> RunInfo:
         storage=prepared.storage_url,
         losses=() if known is None else known.losses,
         began_step=prepared.began_step if running is None else running.began_step,
+        steps_per_epoch=job.batches.steps_per_epoch,
         resumed=known is not None,
         estimate=prepared.estimate,
         max_usd=prepared.limits.max_usd,

@@ -125,7 +125,11 @@ def export(run: str, *, storage: str | Storage, step: int | None = None) -> dict
 
 def load_saved(run: str, *, storage: str | Storage, step: int | None = None) -> SavedModel:
     """The model that `export` reads, with its step."""
-    own = signed(open_storage(storage) if isinstance(storage, str) else storage)
+    return read_saved(run, signed(open_storage(storage) if isinstance(storage, str) else storage), step=step)
+
+
+def read_saved(run: str, own: Storage, *, step: int | None = None) -> SavedModel:
+    """The same from a storage that is signed already."""
     damage = ""
     for _ in range(_LOOKUPS):
         reader = RunReader.newest(own, run)
