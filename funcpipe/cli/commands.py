@@ -72,9 +72,7 @@ Train PyTorch models on serverless functions: fit; or profile, optimize, train.
 _BELOW = """
 example:
   funcpipe fit my_model:make --data my_model:data --epochs 3
-  funcpipe profile my_model:make --sample my_model:inputs --platform local -o profile.json
-  funcpipe optimize profile.json --global-batch 128 --time-value 3.84 -o plan.json
-  funcpipe train my_model:make --plan plan.json --data my_model:data --epochs 3
+  funcpipe fit my_model:make --data my_model:data --epochs 3 --platform aws-lambda://NAME --dry-run
 
 The verbs of `run` and `provision` follow these words: `funcpipe run status`.
 `funcpipe VERB --help` lists a verb's options, `funcpipe --version` the version.
