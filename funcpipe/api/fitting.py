@@ -160,6 +160,8 @@ def _global_batch(source: DataSource, wanted: Wanted) -> tuple[int, str]:
     if wanted.global_batch is not None:
         Batches(samples=samples, global_batch=wanted.global_batch, micro_batch=1, seed=0)  # or it raises DataError
         return wanted.global_batch, "as asked"
+    if source.drop_last and source.batch_size is not None:
+        Batches(samples=samples, global_batch=source.batch_size, micro_batch=1, seed=0)
     if source.batch_size is not None:
         return min(source.batch_size, samples), "as the DataLoader has it"
     return min(DEFAULT_BATCH, samples), "by default; a DataLoader's batch_size or global_batch says otherwise"

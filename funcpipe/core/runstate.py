@@ -257,3 +257,4 @@ class RunRecord(RunRef):
     shard_order: ShardOrder | None = None
     validations: tuple[ValidationReport, ...] = ()
     clip_grad_value: float | None = None
+    drop_last: bool = False

@@ -189,7 +189,8 @@ def _generator(seed: int, epoch: int, lane: int, name: str) -> torch.Generator:
 class Batches:
     """A dataset of `samples` samples, cut into steps; without `shuffle`, in the dataset's own order.
 
-    With `shards`, the order is one that lets each replica read shards of its own.
+    With `drop_last`, an epoch ends before a global batch that is not full. With `shards`, the order is one that lets
+    each replica read shards of its own.
     """
 
     samples: int
@@ -198,6 +199,7 @@ class Batches:
     seed: int
     shuffle: bool = True
     shards: ShardedSamples | None = None
+    drop_last: bool = False
 
     def __post_init__(self) -> None:
         if self.samples < self.global_batch:
@@ -208,14 +210,15 @@ class Batches:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Global batches of an epoch, including a short last one."""
-        return -(-self.samples // self.global_batch)
+        """Global batches of an epoch, including a short last one unless that is dropped."""
+        return self.samples // self.global_batch + (not self.drop_last and self.samples % self.global_batch > 0)
 
     @property
     def micro_batch_sizes(self) -> frozenset[int]:
         """The numbers of samples in micro-batches, the last of a global batch and of an epoch included."""
         sizes = set()
-        for samples in {min(self.global_batch, self.samples), self.samples % self.global_batch}:
+        last = 0 if self.drop_last else self.samples % self.global_batch
+        for samples in {min(self.global_batch, self.samples), last}:
             sizes |= {min(self.micro_batch, samples), samples % self.micro_batch}
         return frozenset(sizes - {0})
 

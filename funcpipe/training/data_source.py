@@ -60,6 +60,8 @@ class LoaderOptions:
 class DataSource:
     """A dataset, how it is loaded, and whether it is shuffled and in batches of what size, if that has been said.
 
+    With `drop_last`, a last global batch that is not full is left out.
+
     `start_method` is how the user's DataLoader starts processes on this machine.
     """
 
@@ -67,14 +69,15 @@ class DataSource:
     options: LoaderOptions = field(default_factory=LoaderOptions)
     shuffle: bool | None = None
     batch_size: int | None = None
+    drop_last: bool = False
     start_method: str | None = None
 
 
 def data_source(given: Any) -> DataSource:
     """Return the data that a user has given, a dataset or a DataLoader, as a DataSource.
 
-    Of a DataLoader, its dataset, `collate_fn`, processes and shuffling are taken over; the plan says how large
-    micro-batches are. Raises DataError for what cannot be taken over.
+    Of a DataLoader, its dataset, `collate_fn`, processes, shuffling and `drop_last` are taken over; the plan says how
+    large batches are. Raises DataError for what cannot be taken over.
     """
     if not isinstance(given, DataLoader):
         return DataSource(dataset=_map_style(given))
@@ -86,11 +89,6 @@ def data_source(given: Any) -> DataSource:
         )
     if type(given.batch_sampler) is not BatchSampler:
         raise DataError(_own_order("batch_sampler", given.batch_sampler))
-    if given.drop_last:
-        raise DataError(
-            "the DataLoader has drop_last=True, but every sample is trained on, in a smaller last batch; "
-            "give a DataLoader without drop_last, or a dataset whose length is a multiple of the global batch"
-        )
     options = LoaderOptions(
         collate=None if given.collate_fn is default_collate else given.collate_fn,
         workers=given.num_workers,
@@ -106,6 +104,7 @@ def data_source(given: Any) -> DataSource:
         options=options,
         shuffle=_shuffles(given),
         batch_size=given.batch_size,
+        drop_last=given.drop_last,
         start_method=_start_method(given),
     )
 

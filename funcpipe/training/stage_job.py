@@ -74,6 +74,7 @@ class StageJob:
     shuffle: bool
     parameters: tuple[ParameterShape, ...] = ()
     shards: ShardedSamples | None = None
+    drop_last: bool = False
     evaluation: StageEvaluation | None = None
     hooks: NamedHooks = field(default_factory=dict)
     layout: BatchLayout | None = None
@@ -88,6 +89,7 @@ class StageJob:
             seed=spec.seed,
             shuffle=self.shuffle,
             shards=self.shards,
+            drop_last=self.drop_last,
         )
 
     def meetings(self, spec: WorkerSpec) -> Meetings | None:

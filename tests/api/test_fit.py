@@ -22,6 +22,7 @@ from funcpipe.core import Optimality, SolverReport
 from funcpipe.errors import DataError, FuncPipeError, Infeasible, InvalidValue, PlanError, RunUnknown
 from funcpipe.runstate.owner import last_run
 from funcpipe.runstate.signing import signed
+from funcpipe.training.batches import sample_order
 from tests.api.threads import GLOBAL_BATCH, SAMPLES, data, functions_in_threads, network, numbers, script
 from tests.e2e.plans import even_plan
 
@@ -242,3 +243,37 @@ def test_where_there_is_no_run_none_was_the_last() -> None:
 def test_no_run_is_called_last() -> None:
     with pytest.raises(InvalidValue, match="run must be another name: this one is for the run that was begun last"):
         pipe_of().train(data(), plan=plan_of(4, 8), run="last")
+
+
+@pytest.mark.parametrize("shuffle", [False, True])
+def test_a_last_batch_is_dropped_as_the_loader_drops_it(shuffle: bool) -> None:
+    """Each epoch drops samples of its own: what the order of that epoch ends with."""
+    model, other, steps = network(), network(), list[int]()
+    with functions_in_threads():
+        pipe = pipe_of(model)
+        pipe._plan = plan_of(4, GLOBAL_BATCH)
+        result = pipe.fit(loader(drop_last=True, shuffle=shuffle), epochs=3, run="drops", progress=False)
+        with pytest.raises(PlanError, match="run drops has drop_last True, not False; resume it with what it was star"):
+            pipe.fit(loader(shuffle=shuffle), epochs=4, resume="drops", progress=False)
+    inputs, targets = data().tensors
+    optimizer = SGD(other.parameters(), lr=0.1)
+    for epoch in range(3):
+        order = sample_order(SAMPLES, 0, epoch) if shuffle else tuple(range(SAMPLES))
+        for first in range(0, SAMPLES - GLOBAL_BATCH + 1, GLOBAL_BATCH):
+            chosen = list(order[first : first + GLOBAL_BATCH])
+            optimizer.zero_grad()
+            torch.autograd.backward(nn.functional.cross_entropy(other(inputs[chosen]), targets[chosen]))
+            optimizer.step()
+            steps += [first]
+    assert len(result.losses) == len(steps) == 6
+    assert numbers(model.state_dict()) == pytest.approx(numbers(other.state_dict()), abs=1e-12)
+
+
+def test_a_loader_that_drops_everything_is_refused() -> None:
+    with pytest.raises(DataError, match="has 20 samples, too few for one global batch of 64"):
+        pipe_of().fit(DataLoader(data(), batch_size=64, drop_last=True))
+
+
+def test_nothing_is_dropped_of_what_a_model_is_validated_on() -> None:
+    with functions_in_threads(), pytest.raises(DataError, match="to evaluate on has drop_last=True, but every sample"):
+        pipe_of().train(data(), plan=plan_of(4, 8), validation=loader(drop_last=True))

@@ -22,6 +22,23 @@ def test_the_order_is_a_permutation_that_follows_from_seed_and_epoch_alone(sampl
     assert sample_order(samples, seed, epoch) == order
 
 
+@given(st.integers(1, 200), st.integers(1, 30), st.integers(1, 9), st.booleans())
+def test_a_last_batch_that_is_dropped_is_the_only_difference(
+    samples: int, global_batch: int, micro_batch: int, shuffle: bool
+) -> None:
+    if samples < global_batch:
+        return
+    whole = Batches(samples=samples, global_batch=global_batch, micro_batch=micro_batch, seed=1, shuffle=shuffle)
+    dropping = replace(whole, drop_last=True)
+    full = [step for step in whole.epoch(0) if step.samples == global_batch]
+    found = dropping.epoch(0)
+    assert [step.micro_batches for step in found] == [step.micro_batches for step in full]
+    assert [step.ends_epoch for step in found] == [False] * (len(found) - 1) + [True]
+    sizes = {len(indices) for step in found for indices in step.micro_batches}
+    assert sizes == dropping.micro_batch_sizes
+    assert dropping.steps_per_epoch == samples // global_batch
+
+
 def test_epochs_and_seeds_differ() -> None:
     orders = {sample_order(50, seed, epoch) for seed in range(4) for epoch in range(4)}
     assert len(orders) == 16

@@ -71,7 +71,6 @@ class NoLength:
         (iter(()), "has no __getitem__"),
         ({"x": 1}, "a dictionary of 'x'; give a dataset with a sample at each index"),
         (DataLoader(DATA, batch_size=None), "batch_size=None"),
-        (DataLoader(DATA, batch_size=2, drop_last=True), "drop_last=True.*without drop_last"),
         (DataLoader(DATA, sampler=WeightedRandomSampler([1.0] * 6, 6)), "sampler of its own, WeightedRandomSampler"),
         (DataLoader(DATA, sampler=RandomSampler(DATA, replacement=True)), "draws 6 samples with replacement"),
     ],

@@ -252,6 +252,7 @@ def _record(prepared: PreparedRun, keys: Keys) -> RunRecord:
         began_step=prepared.began_step,
         seed=job.seed,
         shuffle=job.shuffle,
+        drop_last=job.drop_last,
         clip_grad_norm=job.recipe.clip_grad_norm,
         clip_grad_value=job.recipe.clip_grad_value,
         lr_schedule=job.recipe.lr_schedule,

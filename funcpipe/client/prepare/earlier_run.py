@@ -54,6 +54,7 @@ def _check_same_job(job: Job, record: RunRecord) -> None:
         ("samples", record.samples, job.samples),
         ("seed", record.seed, job.seed),
         ("shuffle", record.shuffle, job.shuffle),
+        ("drop_last", record.drop_last, job.drop_last),
         ("clip_grad_norm", record.clip_grad_norm, job.recipe.clip_grad_norm),
         ("clip_grad_value", record.clip_grad_value, job.recipe.clip_grad_value),
         ("scheduler", record.lr_schedule, job.recipe.lr_schedule),

@@ -109,6 +109,11 @@ def make_evaluation(
     """
     metrics = made_metrics(metrics)
     factory, source, opening = open_with_first(data, model, micro_batch=plan.micro_batch)
+    if source.drop_last:
+        raise DataError(
+            "the DataLoader to evaluate on has drop_last=True, but every sample is evaluated, in a smaller last batch; "
+            "give a DataLoader without drop_last"
+        )
     made, first, collated = source.dataset, opening.batch, opening.collated
     graph = trace(
         *(model, first.args, first.kwargs), blocks=blocks, precision=precision, training=False, collated=collated

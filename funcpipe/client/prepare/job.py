@@ -105,6 +105,7 @@ class Job:
     layout: BatchLayout | None = None
     loading: LoaderOptions = field(default_factory=LoaderOptions)
     shards: ShardedSamples | None = None
+    drop_last: bool = False
     evaluation: JobEvaluation | None = None
     weights: ModelWeights | None = None
 
@@ -121,6 +122,7 @@ class Job:
             seed=self.seed,
             shuffle=self.shuffle,
             shards=self.shards,
+            drop_last=self.drop_last,
         )
 
     @property
@@ -257,6 +259,7 @@ def make_job(
         shards=sharded_samples(
             made, samples, dataset_samples=len(made), micro_batch=plan.micro_batch, replicas=plan.replicas
         ),
+        drop_last=source.drop_last,
         weights=learner.weights,
     )
     job = _tried(job, learner, source, opening, rehearses=settings.rehearse)

@@ -114,8 +114,10 @@ def job_shape(
 ) -> JobShape:
     """The shape of a whole job on `data`, or on so many samples; raises DataError if they do not fill one batch."""
     checks.at_least("epochs", epochs, 1)
+    samples, drop_last = (data, False) if isinstance(data, int) else _dealt(data)
     batches = Batches(
-        samples=data if isinstance(data, int) else len(open_data(data)[1].dataset),
+        samples=samples,
+        drop_last=drop_last,
         global_batch=plan.global_batch,
         micro_batch=plan.micro_batch,
         seed=0,
@@ -132,6 +134,12 @@ def job_shape(
     if model is not None:
         learned = learned_bytes(plan, *_model_bytes(model), averaged=averaged, keeps_best=keeps_best)
     return JobShape(epochs=epochs, steps=steps, forward_steps=forward_steps, averaged=averaged, collected_bytes=learned)
+
+
+def _dealt(data: Data) -> tuple[int, bool]:
+    """The number of samples of `data`, and whether a last batch that is not full is dropped."""
+    _, source = open_data(data)
+    return len(source.dataset), source.drop_last
 
 
 def shape_left(job: Job, stages: Sequence[PreparedStage], *, done: int, earlier_usd: float) -> JobShape:

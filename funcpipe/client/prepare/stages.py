@@ -179,6 +179,7 @@ def _prepared_stage(
         shuffle=job.shuffle,
         parameters=job.trainable,
         shards=job.shards,
+        drop_last=job.drop_last,
         evaluation=evaluation,
         hooks=_hooks_of(job, stage),
         layout=job.layout if stage.is_last else None,
