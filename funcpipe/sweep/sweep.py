@@ -204,19 +204,19 @@ class Sweep:
                     owner.delete_run()
                 raise
 
-    def made(self, trial: optuna.Trial) -> Any:
+    def _made(self, trial: optuna.Trial) -> Any:
         """Return what the user's factory makes of a trial."""
         if self._items is None:
             return self._make(trial)
         return self._make(self._items[trial.suggest_int(ITEM, 0, len(self._items) - 1)])
 
     @property
-    def item_trials(self) -> list[dict[str, int]]:
+    def _item_trials(self) -> list[dict[str, int]]:
         """The trials of a sweep over a list; of any other none."""
         return [{ITEM: number} for number in range(len(self._items or ()))]
 
     @property
-    def optuna(self) -> dict[str, Any]:
+    def _parts(self) -> dict[str, Any]:
         """The parts of Optuna's study."""
         return {"direction": self._direction, "sampler": self._sampler, "pruner": self._pruner}
 
@@ -238,7 +238,7 @@ class _Opened:
 
     def __init__(self, sweep: Sweep, session: Session, owner: Owner, keys: Keys, terms: Terms) -> None:
         self._sweep, self._session, self._owner, self._keys, self._terms = sweep, session, owner, keys, terms
-        self._study = SweepStudy(owner.parts, JournalKeys.of(keys), **sweep.optuna)
+        self._study = SweepStudy(owner.parts, JournalKeys.of(keys), **sweep._parts)
         self._before_usd = self._study.client_usd
         run_key: RunKey = key_of(KeyFolder(), keys)
         self._candidates = Candidates(session, owner.parts, terms, sweep=keys.run, run_key=run_key)
@@ -252,10 +252,10 @@ class _Opened:
         show: Callable[[SweepStatus], None] | None,
     ) -> SweepResult:
         """Do what `Sweep.run` says."""
-        if self._sweep.item_trials and not self._study.trials():
-            self._study.enqueue(self._sweep.item_trials)
+        if self._sweep._item_trials and not self._study.trials():
+            self._study.enqueue(self._sweep._item_trials)
         wave = Wave(
-            make=self._sweep.made,
+            make=self._sweep._made,
             study=self._study,
             candidates=self._candidates,
             owner=self._owner,
@@ -264,7 +264,7 @@ class _Opened:
             wanted=wanted,
             limits=limits,
             client_usd=self._client_usd,
-            keeps_all=bool(self._sweep.item_trials),
+            keeps_all=bool(self._sweep._item_trials),
             show=show,
         )
         try:
@@ -306,7 +306,7 @@ class _Opened:
         """Read the models that are kept; what trials have shared goes once all of them have ended."""
         storage, name = self._owner.parts, self._keys.run
         finished = [trial for trial in status.trials if trial.state == "finished"]
-        kept = finished if self._sweep.item_trials else [trial for trial in [status.best] if trial is not None]
+        kept = finished if self._sweep._item_trials else [trial for trial in [status.best] if trial is not None]
         models = {trial.number: self._model(trial) for trial in kept}
         if all(trial.state in ENDED for trial in status.trials):
             delete_runs(storage, f"{name}-code-")
@@ -315,7 +315,7 @@ class _Opened:
     def _model(self, trial: TrialStatus) -> nn.Module:
         """Return the model of a trial, made anew, as it was at its best validation."""
         frozen = next(one for one in self._study.trials() if one.number == trial.number)
-        made = self._sweep.made(self._study.again(frozen))
+        made = self._sweep._made(self._study.again(frozen))
         model = made.pipe.model if isinstance(made, Candidate) else made.model
         reader = RunReader.newest(self._owner.parts, trial.run)
         best, learned = reader.best((*reader.record.validations, *reader.validations)), reader.model(max(reader.saved))
