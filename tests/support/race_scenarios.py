@@ -1,6 +1,6 @@
 """What always holds while functions and clients of a run meet, and the scenarios in which that is explored.
 
-The invariants are those of docs/running.md, "What always holds", by the same names.
+The invariants are those of docs/architecture.md, "What always holds", by the same names.
 """
 
 import functools
