@@ -200,6 +200,7 @@ def option(
         kind = _Read(kind)
     if isinstance(kind, Choice) and not metavar:
         metavar = "{" + ",".join(kind.choices) + "}"
+    assert metavar or (kind is None and (default is None or isinstance(default, bool))), f"{words}: say what follows"
     settings: dict[str, Any] = {"is_flag": True, "default": bool(default), "flag_value": not default}
     if metavar:
         settings = {"metavar": metavar, "multiple": bool(more), "required": needed}

@@ -89,8 +89,8 @@ _TRAINING = group(
         "1",
     ),
     option("--sync-every-at-most N", "with --sync-every auto: no more steps than this", whole()),
-    option("--outer-lr", "how far replicas go to their mean when they meet", positive, of=TrainingSpec),
-    option("--outer-momentum", "the Nesterov momentum of that", not_negative, of=TrainingSpec),
+    option("--outer-lr RATE", "how far replicas go to their mean when they meet", positive, of=TrainingSpec),
+    option("--outer-momentum MU", "the Nesterov momentum of that", not_negative, of=TrainingSpec),
     option("--shard-optimizer", "divide the optimiser's state among replicas (ZeRO stage 1)"),
     option(
         "--stores KIND=STORE",

@@ -9,6 +9,8 @@ import pytest
 import funcpipe
 from funcpipe.cli import main
 from funcpipe.cli.commands import OLD_NAMES, Commands
+from funcpipe.cli.options import option
+from funcpipe.core import TrainingSpec
 from funcpipe.partitioner import solvers
 
 VERBS = tuple(Commands().verbs())
@@ -145,3 +147,8 @@ def test_an_unknown_level_of_the_log_is_refused(
     monkeypatch.setenv("FUNCPIPE_LOG", "loud")
     assert main(["platforms"]) == 2
     assert "must" in capsys.readouterr().err
+
+
+def test_an_option_for_a_number_is_no_flag() -> None:
+    with pytest.raises(AssertionError, match="--outer-lr: say what follows"):
+        option("--outer-lr", "how far replicas go to their mean when they meet", of=TrainingSpec)
