@@ -23,12 +23,12 @@ class Size(NamedTuple):
 
 
 ROOMS = {
-    "analysis": Size(350, 5, 17),
+    "analysis": Size(360, 5, 18),
     "api": Size(501, 8, 12),
-    "cli": Size(2101, 13, 105),
+    "cli": Size(2106, 13, 105),
     "client": Size(4450, 50, 179),
     "comm": Size(1161, 23, 48),
-    "core": Size(3031, 123, 202),
+    "core": Size(3028, 123, 202),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(359, 6, 8),
@@ -39,7 +39,7 @@ ROOMS = {
     "profiler": Size(789, 10, 34),
     "runstate": Size(2378, 38, 124),
     "scheduler": Size(1251, 26, 43),
-    "show": Size(1644, 11, 92),
+    "show": Size(1645, 11, 92),
     "sweep": Size(1149, 23, 23),
     "testing": Size(723, 18, 21),
     "training": Size(5146, 99, 187),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from funcpipe.analysis.predict import predict
+from funcpipe.analysis.predict import mean_step_s
 from funcpipe.core import (
     NO_PINS,
     SYNC_WIRES,
@@ -20,7 +20,6 @@ from funcpipe.core import (
     PlatformSpec,
     ScheduleKind,
     Sync,
-    Trace,
     TrainingSpec,
     Wire,
 )
@@ -48,16 +47,16 @@ def best_simulated(
     better one. Raises the errors of `optimize`.
     """
     plans = best_plans(profile, spec, training, count, pins=pins, time_limit_s=time_limit_s)
-    taken = [_seconds_and_dollars(plan, predict(plan, profile, spec, clipped=clipped)) for plan in plans]
+    taken = [_seconds_and_dollars(plan, mean_step_s(plan, profile, spec, clipped=clipped)) for plan in plans]
     seconds, dollars = np.array(taken).T
     number = int(goal_of(training, spec).objective(seconds, dollars).argmin())
     return _simulated(plans[0], plans[number], len(plans), *taken[number])
 
 
-def _seconds_and_dollars(plan: Plan, trace: Trace) -> tuple[float, float]:
+def _seconds_and_dollars(plan: Plan, seconds: float) -> tuple[float, float]:
     estimate = plan.estimate
     assert estimate is not None
-    return trace.end_s, estimate.usd_in(trace.end_s)
+    return seconds, estimate.usd_in(seconds)
 
 
 def _simulated(first: Plan, chosen: Plan, plans: int, seconds: float, dollars: float) -> Plan:

@@ -1,4 +1,8 @@
-"""Predictions of an iteration: the cost model gives each task's time, the simulator runs the tasks."""
+"""Predictions of an iteration: the cost model gives each task's time, the simulator runs the tasks.
+
+Replicas that train alone have two kinds of steps: those of a round that end without a meeting, and its last one. A
+trace is that of the last one; `mean_step_s` plays both.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,6 +25,7 @@ from funcpipe.errors import InvalidValue
 from funcpipe.partitioner.cost import Array
 from funcpipe.partitioner.cost.evaluate import column_of, plan_loads, plan_setting
 from funcpipe.partitioner.cost.formulas import lane_times
+from funcpipe.partitioner.cost.loads import meeting_share
 from funcpipe.partitioner.cost.stores import link
 from funcpipe.scheduler.graph import StepShape, build_graph
 from funcpipe.scheduler.pipeline import Loading
@@ -48,7 +53,10 @@ def predict(
     disturbances: Disturbances = UNDISTURBED,
     clipped: bool = False,
 ) -> Trace:
-    """The trace of one iteration of `plan`; takes the arguments of `forecast` and raises the same errors."""
+    """The trace of one iteration of `plan`; takes the arguments of `forecast` and raises the same errors.
+
+    Where replicas train alone, it is one that ends with a meeting.
+    """
     timeline = forecast(plan, profile, spec, disturbances=disturbances, clipped=clipped)
     return replace(timeline.trace(run=f"prediction of {plan.model}"), prices=prices_of(plan, spec))
 
@@ -60,17 +68,41 @@ def forecast(
     *,
     disturbances: Disturbances = UNDISTURBED,
     clipped: bool = False,
+    meets: bool = True,
 ) -> Timeline:
     """The times of all tasks of one iteration of `plan`; contention and shared limits come from `spec`.
 
-    With `clipped`, gradients are clipped by their norm, so all stages exchange norms before they update. Raises
-    PlanError unless plan, profile and platform belong together.
+    Where replicas train alone, they meet at its end unless `meets` is false. With `clipped`, gradients are clipped by
+    their norm, so all stages exchange norms before they update. Raises PlanError unless plan, profile and platform
+    belong together.
     """
-    graph = build_graph(step_shape(plan, profile, clipped=clipped))
+    graph = build_graph(step_shape(plan, profile, clipped=clipped, meets=meets))
     costs = costs_of(graph, task_cost(plan, profile, spec), uniform=True)
     caps = tuple(spec.store(name).shared_bytes_s for name in _stores_of(plan))
     disturbed = replace(disturbances, contention=spec.contention, shared_bytes_s=caps, shared_cores=spec.shared_cores)
     return play(graph, costs, disturbances=disturbed)
+
+
+def mean_step_s(
+    plan: Plan,
+    profile: ModelProfile,
+    spec: PlatformSpec,
+    *,
+    disturbances: Disturbances = UNDISTURBED,
+    clipped: bool = False,
+    met_s: float | None = None,
+) -> float:
+    """The mean seconds of the iterations of a round of `plan`; takes the arguments of `forecast`.
+
+    An iteration that ends with a meeting takes `met_s`, if that is known.
+    """
+    if met_s is None:
+        met_s = forecast(plan, profile, spec, disturbances=disturbances, clipped=clipped).duration_s
+    if not plan.trains_locally:
+        return met_s
+    alone_s = forecast(plan, profile, spec, disturbances=disturbances, clipped=clipped, meets=False).duration_s
+    share = meeting_share(plan.sync_every, plan.replicas)
+    return (1 - share) * alone_s + share * met_s
 
 
 def _stores_of(plan: Plan) -> tuple[str, ...]:
@@ -78,8 +110,8 @@ def _stores_of(plan: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys((plan.stores.messages, plan.stores.sums)))
 
 
-def step_shape(plan: Plan, profile: ModelProfile, *, clipped: bool = False) -> StepShape:
-    """The shape of a step of `plan`."""
+def step_shape(plan: Plan, profile: ModelProfile, *, clipped: bool = False, meets: bool = True) -> StepShape:
+    """The shape of a step of `plan`, at whose end replicas that train alone meet or not."""
     return StepShape(
         stages=len(plan.stages),
         replicas=plan.replicas,
@@ -90,6 +122,8 @@ def step_shape(plan: Plan, profile: ModelProfile, *, clipped: bool = False) -> S
         streams=plan.streams,
         ways=plan.ways,
         joint_loss=plan.joint_loss,
+        alone=plan.trains_locally,
+        meets=meets,
         norms=clipped or plan.gradient_wire is Wire.FP16 or plan.precision.scales_loss,
         loading=_loading(plan, profile),
     )

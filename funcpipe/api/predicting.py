@@ -34,7 +34,7 @@ class Predicting(Planning):
 
     @arguments.strict
     def simulate(self, plan: Plan | None = None, *, disturbances: Disturbances = UNDISTURBED) -> Trace:
-        """Return one iteration of a plan on a virtual clock.
+        """Return one iteration of a plan on a virtual clock; if replicas train alone, one that ends with a meeting.
 
         Args:
             plan: The plan, by default the last one of `optimize`.

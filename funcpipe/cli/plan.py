@@ -322,16 +322,20 @@ def explain(options: Options) -> None:
 )
 def simulate(options: Options) -> None:
     """Run one iteration of a plan on a virtual clock."""
-    from funcpipe.analysis.predict import predict
+    from funcpipe.analysis.predict import mean_step_s, predict
 
     plan = read(Plan, options.plan)
     source = _made_from(options, plan)
     disturbances = _disturbances(options, source.spec)
-    trace = predict(plan, source.profile, source.spec, disturbances=disturbances, clipped=options.clip_grad_norm)
+    how = {"disturbances": disturbances, "clipped": options.clip_grad_norm}
+    trace = predict(plan, source.profile, source.spec, **how)
+    mean_s = mean_step_s(plan, source.profile, source.spec, met_s=trace.end_s, **how)
     if options.trace:
         write_file(partial(write_trace, trace), options.trace)
-    summary = {"iteration_s": trace.end_s, "tasks": len(trace.events), "trace": options.trace}
-    render.show(options.json, render.as_json(summary), partial(render.simulation, trace, plan, gantt=options.gantt))
+    summary = {"iteration_s": mean_s, "tasks": len(trace.events), "trace": options.trace}
+    summary |= {"meeting_s": trace.end_s} if plan.trains_locally else {}
+    draw = partial(render.simulation, trace, plan, gantt=options.gantt, mean_s=mean_s)
+    render.show(options.json, render.as_json(summary), draw)
 
 
 def _made_from(options: Options, plan: Plan) -> PlanRequest:

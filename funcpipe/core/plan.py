@@ -77,19 +77,15 @@ class PlanBase:
         """Return the number of values that each of so many replicas keeps per parameter: for its optimiser, for an
         average, and for meetings.
 
-        Replicas that train alone keep their own optimiser's state whole, and the parameters of the last meeting, with
-        momentum its velocity too. If that is divided over them, each has its share of these and of the mean it makes.
+        Replicas that train alone update all of their parameters, so that `shard_optimizer` divides nothing.
         """
         sharded, alone = self.shard_optimizer and replicas > 1, self.sync_every != 1 and replicas > 1
         values = self.optimizer.values_each(replicas, sharded=sharded and not alone, averaged=self.averaged)
         return values + self.kept_for_meetings(replicas)
 
-    def kept_for_meetings(self, replicas: int) -> float:
-        """Return how many of these are for meetings."""
-        if self.sync_every == 1 or replicas == 1:
-            return 0.0
-        met = 1.0 + (self.outer_momentum > 0)
-        return (met + 1) / replicas if self.shard_optimizer else met
+    def kept_for_meetings(self, replicas: int) -> int:
+        """Return how many of these are for meetings: the parameters of the last one, and the outer momentum's."""
+        return 0 if self.sync_every == 1 or replicas == 1 else 1 + (self.outer_momentum > 0)
 
     @property
     def base_fields(self) -> dict[str, Any]:

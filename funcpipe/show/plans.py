@@ -186,8 +186,8 @@ def what_if(found: "WhatIf", path: str) -> Description:
 def _rounds(found: "Sequence[RoundChoice]") -> Table:
     """Return the best plan for each of some numbers of steps between meetings."""
     columns = (
-        *(Column("steps between meetings"), Column("stages", drop=1), Column("replicas")),
-        *(Column("iteration s"), Column("with a meeting s", drop=2), Column("iteration $"), Column("efficiency")),
+        *(Column("steps"), Column("stages", drop=1), Column("replicas")),
+        *(Column("iteration s"), Column("meeting s", drop=2), Column("iteration $"), Column("efficiency")),
     )
     rows = tuple(
         (
@@ -216,10 +216,11 @@ def front(found: "Front", path: str) -> Description:
     )
 
 
-def simulation(made: Trace, chosen: Plan, *, gantt: bool) -> Description:
-    """Return the simulated iteration; with `gantt`, its lanes over time."""
+def simulation(made: Trace, chosen: Plan, *, gantt: bool, mean_s: float) -> Description:
+    """Return the simulated iteration; the mean of a round takes `mean_s`. With `gantt`, its lanes over time."""
     tasks = f"{len(made.events)} tasks on {chosen.workers} functions"
-    title = f"iteration {number_text(made.end_s, 4)} s, {tasks}"
+    met = f" in the mean, {number_text(made.end_s, 4)} s with a meeting" if chosen.trains_locally else ""
+    title = f"iteration {number_text(mean_s, 4)} s{met}, {tasks}"
     return Description(title=title, figure=made if gantt else None)
 
 

@@ -161,6 +161,30 @@ def test_what_if_sets_the_plan_there_is_beside_the_best_after_the_changes(
     assert "cannot be combined with --pareto" in capsys.readouterr().err
 
 
+def test_replicas_that_meet_every_few_steps_are_planned_explained_and_simulated(
+    profile: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rounds = ["--sync-every", "auto", "--sync-every-at-most", "6", "--outer-lr", "0.7", "--outer-momentum", "0.9"]
+    assert main(["optimize", profile, "--global-batch", "8", "--replicas", "2", *rounds, "-q"]) == 0
+    plan = read(Plan, "plan.json")
+    assert (plan.sync_every, plan.outer_lr, plan.outer_momentum) == (6, 0.7, 0.9)
+    capsys.readouterr()
+    assert main(["explain", "plan.json"]) == 0
+    told = capsys.readouterr().out
+    assert "replicas meet every 6 steps" in told
+    assert [line.split()[0] for line in told.split("meet after so many steps:")[1].splitlines()[2:6]] == list("1246")
+    assert main(["explain", "plan.json", "--json"]) == 0
+    assert [row["sync_every"] for row in json.loads(capsys.readouterr().out)["rounds"]] == [1, 2, 4, 6]
+    assert main(["simulate", "plan.json", "--json"]) == 0
+    simulated = json.loads(capsys.readouterr().out)
+    assert 0 < simulated["iteration_s"] < simulated["meeting_s"]
+    assert main(["simulate", "plan.json"]) == 0
+    assert "in the mean" in capsys.readouterr().out
+    words = ["optimize", profile, "--global-batch", "8", "--replicas", "2", *rounds]
+    assert main([*words, "--what-if", "bandwidth=2x"]) == 0
+    assert "the best plan, if replicas meet after so many steps" in capsys.readouterr().out
+
+
 def test_planning_in_a_shell_loads_neither_torch_nor_a_solver(profile: str) -> None:
     code = (
         "import sys; from funcpipe.cli import main;"

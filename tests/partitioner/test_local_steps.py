@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -23,10 +24,13 @@ from funcpipe.core import (
     Wire,
     to_text,
 )
-from funcpipe.errors import Infeasible
+from funcpipe.errors import Infeasible, InvalidValue
+from funcpipe.partitioner.alternatives import Changes, what_if
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.partitioner.cost.stores import sync_requests
 from funcpipe.partitioner.cost.sync_time import sync_time_s
+from funcpipe.partitioner.explain import explain, render
+from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import exact
 from funcpipe.partitioner.search.exhaustive import all_cuts, exhaustive
@@ -217,14 +221,13 @@ def test_gradients_of_tied_parameters_travel_in_every_step() -> None:
         assert more_usd == pytest.approx((2 * wanted.spec.price_put_usd + 2 * wanted.spec.price_get_usd) / 2)
 
 
-def test_a_divided_optimiser_keeps_the_state_of_replicas_whole_and_divides_what_meetings_need() -> None:
+def test_replicas_that_train_alone_keep_all_of_the_optimiser_and_what_they_met_with() -> None:
     training = TrainingSpec(global_batch=16, optimizer=OptimizerKind.ADAM, shard_optimizer=True)
     assert training.values_each(4) == 2 / 4
     local = replace(training, sync_every=8)
-    assert local.values_each(4) == 2 + 2 / 4
-    assert replace(local, outer_momentum=0.9).values_each(4) == 2 + 3 / 4
+    assert local.values_each(4) == 2 + 1
+    assert replace(local, outer_momentum=0.9).values_each(4) == 2 + 2
     assert replace(local, shard_optimizer=False).values_each(4) == 2 + 1
-    assert replace(local, shard_optimizer=False, outer_momentum=0.9).values_each(4) == 2 + 2
     assert replace(local, outer_momentum=0.9).values_each(1) == 2
 
 
@@ -239,3 +242,69 @@ def test_plans_without_local_steps_say_nothing_of_them() -> None:
     text = to_text(exact(problem_of(0, Sync.PIPELINED, 1, outer_momentum=0.0, replicas=(2,))))
     assert "meeting" not in text
     assert "sync_every" not in text
+
+
+AUTO = TrainingSpec(
+    global_batch=16, time_value=300.0, replicas=(1, 4), sync_every="auto", sync_every_at_most=12, outer_momentum=0.9
+)
+
+
+def test_auto_takes_as_many_steps_as_it_may_and_says_what_fewer_would_buy() -> None:
+    profile, spec = chain(3, 2, 0), platform(2)
+    plan = optimize(profile, spec, AUTO)
+    assert (plan.sync_every, plan.outer_momentum, plan.replicas) == (12, 0.9, 4)
+    assert plan.made_for == AUTO
+    assert plan.solver is not None
+    assert plan.is_proved
+    found = explain(plan, profile, spec, AUTO)
+    assert [row.sync_every for row in found.rounds] == [1, 2, 4, 8, 12]
+    assert found.rounds[0].iteration_s == optimize(profile, spec, replace(AUTO, **ALWAYS)).estimate.iteration_s  # type: ignore[union-attr]
+    assert plan.estimate is not None
+    assert found.rounds[-1].iteration_s == plan.estimate.iteration_s
+    seconds = [row.iteration_s for row in found.rounds]
+    assert seconds == sorted(seconds, reverse=True)
+    assert found.rounds[-1].meeting_s == plan.estimate.meeting_s
+    alone_s = evaluate(replace(plan, replicas=1), profile, spec).iteration_s
+    assert found.rounds[-1].efficiency == pytest.approx(alone_s / seconds[-1] / 4)
+    text = render(found)
+    assert "the best plan, if replicas meet after so many steps:" in text
+    assert "replicas meet every 12 steps" in text
+    assert "last meeting" in text  # what is kept of it in memory
+
+
+ALWAYS: dict[str, Any] = {"sync_every": 1, "sync_every_at_most": None, "outer_momentum": 0.0}
+
+
+def test_auto_changes_nothing_where_meetings_do_not_matter() -> None:
+    profile, spec = chain(3, 2, 0), platform(2)
+    alone = optimize(profile, spec, replace(AUTO, replicas=(1,)))
+    assert (alone.sync_every, alone.outer_momentum) == (1, 0.0)
+    assert alone.stages == optimize(profile, spec, replace(AUTO, replicas=(1,), **ALWAYS)).stages
+
+
+def test_auto_sums_in_every_step_where_there_is_no_room_for_more() -> None:
+    """Of four replicas, the only number allowed, none has room for the parameters of the last meeting."""
+    profile, spec = chain(1, 1, 3), platform(1)
+    wanted = replace(AUTO, replicas=(4,), optimizer=OptimizerKind.ADAM, **ALWAYS)
+    needs = optimize(profile, spec, wanted).estimate
+    assert needs is not None
+    spare = spec.sizes[0].memory_bytes - needs.peak_memory_bytes
+    tight = replace(profile, base_memory_bytes=profile.base_memory_bytes + spare - MB)
+    found = optimize(tight, spec, replace(AUTO, replicas=(4,), optimizer=OptimizerKind.ADAM))
+    assert found.sync_every == 1
+    with pytest.raises(Infeasible):
+        optimize(tight, spec, replace(wanted, sync_every=12))
+
+
+def test_what_if_says_what_meetings_buy_after_the_changes() -> None:
+    profile, spec = chain(3, 2, 0), platform(2)
+    slow = what_if(profile, spec, AUTO, Changes(bandwidth=0.5)).rounds
+    fast = what_if(profile, spec, AUTO, Changes(bandwidth=4.0)).rounds
+    assert [row.sync_every for row in slow] == [1, 2, 4, 8, 12]
+    assert slow[0].iteration_s > fast[0].iteration_s
+    assert not what_if(profile, spec, replace(AUTO, **ALWAYS), Changes(bandwidth=2.0)).rounds
+
+
+def test_a_single_problem_knows_how_often_replicas_meet() -> None:
+    with pytest.raises(InvalidValue, match="sync_every must be a number of steps, or end"):
+        Problem(profile=chain(3, 2, 0), spec=platform(2), training=AUTO)
