@@ -20,6 +20,7 @@ from funcpipe.core import (
     RunRecord,
     Stores,
     ValidationReport,
+    WorkerId,
     WorkerReport,
     worker_name,
 )
@@ -206,9 +207,14 @@ class RunReader:
         """Return the whole model after `step` steps as each of the first `replicas` has it. Raises as `model`."""
         stages = range(len(self.record.plan.stages))
         return tuple(
-            self._joined([self.index.manifests_for((stage, replica), step) for stage in stages])
+            self._joined([self._manifests_of((stage, replica), step) for stage in stages])
             for replica in range(replicas)
         )
+
+    def _manifests_of(self, worker: WorkerId, step: int) -> tuple[str, ...]:
+        """Return the manifests with all that `worker` has: its own first, and those of others that keep parts of it."""
+        others = self.index.manifests(worker[0], step) if self.record.plan.is_sharded else ()
+        return tuple(dict.fromkeys((*self.index.manifests_for(worker, step), *others)))
 
     def _joined(self, manifests: Sequence[tuple[str, ...]]) -> "StageState":
         """Return the whole model of the checkpoints that have these manifests, for each stage."""

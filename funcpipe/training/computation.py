@@ -22,7 +22,7 @@ from funcpipe.training.averaging import TeacherUpdate, WeightAverage
 from funcpipe.training.batches import Step
 from funcpipe.training.carried import RunningStatistics
 from funcpipe.training.gradients import FlatGradient, FlatVector, Layout, TiedParameters
-from funcpipe.training.local_steps import Meetings, OuterStep
+from funcpipe.training.local_steps import DividedOuterStep, Meetings, OuterStep
 from funcpipe.training.norms import Finiteness, GradientNorm, sum_of_squares
 from funcpipe.training.optimizers import ParameterShape
 from funcpipe.training.output_cache import BatchLayout, OutputCache
@@ -95,13 +95,15 @@ class Computation:
         )
         self.tied = TiedParameters(stage, ties, stage_number)
         self._summed_here = [p for p in self.parameters if p.requires_grad and not self.tied.is_borrowed(p)]
-        self._residuals = self._prepare_sums(meetings, trained, wire_sync, summed_as)
+        self._residuals = self._prepare_sums(
+            meetings, trained, wire_sync, shards or summed_as, divided=shards is not None
+        )
         self._hooks = ParameterHooks(hooks, trainable_parameters(stage, {shape.name for shape in whole}), seed=seed)
         self._optimizer = StageOptimizer(stage, recipe, whole, seed=seed)
         self._teachers = TeacherUpdate(recipe.teachers, stage)
         if recipe.average is not None:
             self._average = WeightAverage(recipe.average, stage, self._teachers.parameters)
-        if shards is not None:
+        if shards is not None and meetings is None:
             self._optimizer.divide(self.flat.layout, shards, replica, cut_unit(wire_sync))
 
     def _prepare_sums(
@@ -110,11 +112,17 @@ class Computation:
         trained: Mapping[str, nn.Parameter],
         wire: Wire,
         summed_as: Pattern | None,
+        *,
+        divided: bool,
     ) -> Residuals | None:
         """Make what replicas sum, if there are several; return the rounding errors of sums in 8 bits, else None."""
         layout: Layout | None = None
         if meetings is not None:
-            self.outer = OuterStep(meetings, trained, self._summed_here, self._extras())
+            parts = meetings, trained, self._summed_here, self._extras()
+            if divided and summed_as is not None:
+                self.outer = DividedOuterStep(*parts, summed_as, self._replica)
+            else:
+                self.outer = OuterStep(*parts)
             layout = self.outer.layout
         elif self._replicas > 1:
             self._flat = FlatGradient(self._summed_here, self._extras(), wire)
@@ -211,8 +219,11 @@ class Computation:
         return self._optimizer.learning_rate
 
     def update_split(self, round_number: int, values: Tensor) -> None:
-        """Replace what this replica has summed in a round by the updated parameters, if the optimiser is divided."""
+        """Replace what this replica has summed in a round by the updated parameters, if that step is divided."""
         self._changes = True
+        if self.outer is not None:
+            self.outer.take(round_number, values)
+            return
         if self.is_sharded:
             self._finiteness.check_split(values, self._step.number)
         self._optimizer.update_split(round_number, values)

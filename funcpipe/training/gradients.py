@@ -59,7 +59,7 @@ class Layout:
         dtypes = {tensor.dtype for tensor in (*parameters, *extras)}
         self.dtype = torch.float64 if dtypes & {torch.float64, torch.complex128} else torch.float32
         self.head = sum(shape.numel() for shape in self.shapes)
-        starts = itertools.accumulate((_real_elements(p) for p in self.parameters), initial=self.head)
+        starts = itertools.accumulate((real_elements(p) for p in self.parameters), initial=self.head)
         self._starts = tuple(starts)
 
     @property
@@ -100,9 +100,9 @@ class FlatVector:
         """Copy `values` into the elements of parameter `number`, whose shape they have."""
         self._values(number).copy_(as_real(values).reshape(-1))
 
-    def in_form_of(self, number: int) -> Tensor:
+    def parameter(self, number: int) -> Tensor:
         """Return the elements of parameter `number` in its shape and dtype."""
-        return _in_form_of(self.layout.parameters[number], self._values(number))
+        return in_form_of(self.layout.parameters[number], self._values(number))
 
     def summed_extras(self) -> tuple[Tensor, ...]:
         """Return the head of the vector, which the replicas have summed, as the extra tensors."""
@@ -183,7 +183,7 @@ class FlatGradient(FlatVector):
     def summed(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the gradient of `parameter` in the summed vector, a view of it; None if no replica has any."""
         values = self._values(self._number[id(parameter)])
-        return None if is_absent(values) else _in_form_of(parameter, values)
+        return None if is_absent(values) else in_form_of(parameter, values)
 
     def unpack_gradients(self) -> tuple[Tensor, ...]:
         """Give every parameter its summed gradient; returns the summed extras."""
@@ -197,7 +197,7 @@ class FlatGradient(FlatVector):
         """
         with torch.no_grad():
             for number, parameter in enumerate(self.layout.parameters):
-                parameter.copy_(self.in_form_of(number))
+                parameter.copy_(self.parameter(number))
         return self.summed_extras()
 
     def _view(self, number: int) -> Tensor | None:
@@ -235,12 +235,12 @@ class FlatGradient(FlatVector):
             self._make_final(number)
 
 
-def _real_elements(parameter: Tensor) -> int:
+def real_elements(parameter: Tensor) -> int:
     """Return the number of real numbers that `parameter` holds."""
     return parameter.numel() * (2 if parameter.is_complex() else 1)
 
 
-def _in_form_of(parameter: Tensor, values: Tensor) -> Tensor:
+def in_form_of(parameter: Tensor, values: Tensor) -> Tensor:
     """Return elements of the vector in the shape and dtype of `parameter`."""
     if not parameter.is_complex():
         return values.view_as(parameter).to(parameter.dtype)

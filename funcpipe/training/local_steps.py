@@ -11,18 +11,22 @@ with the outer learning rate `lr`. `plain_rounds` is the same algorithm in one p
 
 In the middle of a round, a stage's state has theta under the names of the model's tensors, as it is the model that all
 replicas share; this replica's parameters are under "own/NAME", and what its forwards have added to running statistics
-is under "added/NAME". The outer momentum is under "outer/NAME".
+is under "added/NAME". The outer momentum is under "outer/NAME". Of a divided outer step, each replica saves its part of
+that, and of "theta/NAME".
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor, nn
 
+from funcpipe.comm.collectives import Pattern, piece_ranges
 from funcpipe.core import Plan, round_of
-from funcpipe.training.gradients import FlatVector, Layout
-from funcpipe.training.state import ADDED, MODEL, OUTER, OWN, StageState, mismatch_is_corrupt
+from funcpipe.training.gradients import FlatVector, Layout, in_form_of
+from funcpipe.training.norms import as_real
+from funcpipe.training.state import ADDED, MODEL, OUTER, OWN, THETA, StageState, mismatch_is_corrupt
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,10 +45,6 @@ class Meetings:
     def is_after(self, step: int) -> bool:
         """Return True if replicas meet after `step`."""
         return self.round_of(step)[-1] == step
-
-    def is_begun(self, done: int) -> bool:
-        """Return True if `done` steps end in the middle of a round."""
-        return 0 < done < self.steps and not self.is_after(done - 1)
 
 
 class OuterStep:
@@ -70,31 +70,34 @@ class OuterStep:
         self._velocity = {name: torch.zeros_like(p) for name, p in parameters.items()} if momentum else {}
         self._changes: FlatVector | None = None
         self._begins = False
+        self.is_in_round = False  # from the first step of a round until the replicas have met
 
     @property
     def shared(self) -> tuple[Tensor, ...]:
         """The trained parameters with which all replicas have begun the round, or will begin the next one."""
-        return tuple(self._theta.values()) or tuple(self._parameters.values())
-
-    @property
-    def is_in_round(self) -> bool:
-        """True from the first step of a round until the replicas have met."""
-        return bool(self._theta)
+        return tuple((self._theta if self.is_in_round else self._parameters).values())
 
     def begin_step(self) -> None:
         """Keep the parameters if a round begins."""
-        self._begins = not self._theta
+        self._begins = not self.is_in_round
         if self._begins:
-            self._theta = {name: p.detach().clone() for name, p in self._parameters.items()}
+            self._theta, self.is_in_round = self._beginning(), True
+
+    def _beginning(self) -> dict[str, Tensor]:
+        """Return what is to be kept of the parameters, as they are now, until the replicas meet."""
+        return {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
 
     def undo_step(self) -> None:
         """Go back to the beginning of a step in which the optimiser has not changed anything yet."""
         if self._begins:
-            self._theta = {}
+            self._end_round()
+
+    def _end_round(self) -> None:
+        self._theta, self._changes, self.is_in_round = {}, None, False
 
     @property
     def changes(self) -> FlatVector:
-        """What the replicas sum in a meeting: theta minus the parameters of each."""
+        """The vector that the replicas sum in a meeting: theta minus the parameters of each."""
         assert self._changes is not None, "replicas sum what has changed once they have updated alone"
         return self._changes
 
@@ -104,14 +107,21 @@ class OuterStep:
         vector = FlatVector(self.layout, self._extra_dtypes)
         for name, parameter in self._parameters.items():
             if id(parameter) in self._number:
-                changed = (self._theta[name] - parameter).add_(0.0)  # -0.0 would say that there is nothing to sum
-                vector.fill(self._number[id(parameter)], changed)
+                vector.fill(self._number[id(parameter)], self._contribution(name, parameter))
         vector.fill_head(extras)
         self._changes = vector
 
+    def _contribution(self, name: str, parameter: Tensor) -> Tensor:
+        return (self._theta[name] - parameter).add_(0.0)  # -0.0 would say that there is nothing to sum
+
+    def take(self, round_number: int, values: Tensor) -> None:
+        """Replace `values`, what this replica has summed in a round of the synchronisation, by what others are to read:
+        the sum itself.
+        """
+
     def summed(self, parameter: nn.Parameter) -> Tensor:
         """Return the sum of the changes of `parameter`, which this stage sums."""
-        return self.changes.in_form_of(self._number[id(parameter)])
+        return self.changes.parameter(self._number[id(parameter)])
 
     @torch.no_grad()
     def meet(self, borrowed: Callable[[nn.Parameter], Tensor]) -> tuple[Tensor, ...]:
@@ -125,7 +135,7 @@ class OuterStep:
                 delta = delta + plan.outer_momentum * velocity
             parameter.copy_(self._theta[name].sub_(plan.outer_lr * delta))
         extras = self.changes.summed_extras()
-        self._theta, self._changes = {}, None
+        self._end_round()
         return extras
 
     def added_to(self, state: StageState, added: Mapping[str, Tensor]) -> StageState:
@@ -134,8 +144,8 @@ class OuterStep:
         Tensors are not copied.
         """
         tensors = {**state.tensors, **{OUTER + name: velocity for name, velocity in self._velocity.items()}}
-        if self._theta:
-            tensors |= {OWN + name: tensors[MODEL + name] for name in self._theta}
+        if self.is_in_round:
+            tensors |= {OWN + name: tensors[MODEL + name] for name in self._parameters}
             tensors |= {MODEL + name: theta for name, theta in self._theta.items()}
             tensors |= {ADDED + name: values for name, values in added.items()}
         return replace(state, tensors=tensors)
@@ -146,12 +156,139 @@ class OuterStep:
 
         Raises CorruptMessage if it does not fit.
         """
-        tensors, self._changes = state.tensors, None
+        tensors = state.tensors
+        self._end_round()
+        self.is_in_round = any(name.startswith((OWN, ADDED)) for name in tensors)
         with mismatch_is_corrupt():
-            for name, velocity in self._velocity.items():
-                velocity.copy_(tensors[OUTER + name]) if OUTER + name in tensors else velocity.zero_()
-            own = {name for name in self._parameters if OWN + name in tensors}
-            self._theta = {name: self._parameters[name].detach().clone() for name in self._parameters if own}
-            for name in own:
-                self._parameters[name].copy_(tensors[OWN + name])
+            self._restore(tensors)
+            for name, parameter in self._parameters.items() if self.is_in_round else ():
+                parameter.copy_(tensors[OWN + name])
         return {name.removeprefix(ADDED): values for name, values in tensors.items() if name.startswith(ADDED)}
+
+    def _restore(self, tensors: Mapping[str, Tensor]) -> None:
+        """Go back to theta, which the parameters are now, and to the outer momentum."""
+        if self.is_in_round:
+            self._theta = self._beginning()
+        for name, velocity in self._velocity.items():
+            velocity.copy_(tensors[OUTER + name]) if OUTER + name in tensors else velocity.zero_()
+
+
+PART = "part/"
+"""The prefix of the elements that one replica keeps of a tensor: "part/outer/NAME@8" are those of outer/NAME from 8."""
+
+
+class DividedOuterStep(OuterStep):
+    """The same for a replica that keeps theta and the momentum of the elements that it sums alone.
+
+    Replicas contribute their parameters. The replica that sums some elements makes updated parameters of these, with
+    theta minus the mean as delta, and the others read them in place of the sums.
+    """
+
+    def __init__(
+        self,
+        meetings: Meetings,
+        parameters: Mapping[str, nn.Parameter],
+        summed: Sequence[nn.Parameter],
+        extras: Sequence[Tensor],
+        pattern: Pattern,
+        replica: int,
+    ) -> None:
+        """`pattern` says which elements `replica` sums in each round of the synchronisation."""
+        super().__init__(meetings, parameters, summed, extras)
+        split = pattern.merges(replica)
+        assert split is not None, "every replica sums a split of its own"
+        ranges = [splits[split] for splits in piece_ranges(self.layout.elements, pattern, self.layout.head)]
+        self._ranges = [(min(max(start, self.layout.head), stop), stop) for start, stop in ranges]
+        self._heads = [border - start for (start, _), (border, _) in zip(ranges, self._ranges, strict=True)]
+        kept = self._ranges if meetings.plan.outer_momentum else []
+        self._velocity = {str(i): torch.zeros(b - a, dtype=self.layout.dtype) for i, (a, b) in enumerate(kept)}
+        names = {id(parameter): name for name, parameter in parameters.items()}
+        self._names = [names[id(parameter)] for parameter in summed]
+
+    @property
+    def shared(self) -> tuple[Tensor, ...]:
+        """The trained parameters, between rounds; within one, nothing that each replica has as a whole."""
+        return () if self.is_in_round else super().shared
+
+    def _beginning(self) -> dict[str, Tensor]:
+        own = [[self._cut(self.layout.parameters[n], at) for n, at, _ in self._segments(*r)] for r in self._ranges]
+        empty = torch.zeros(0, dtype=self.layout.dtype)
+        return {str(i): torch.cat([empty, *(values.to(empty.dtype) for values in one)]) for i, one in enumerate(own)}
+
+    def _contribution(self, name: str, parameter: Tensor) -> Tensor:
+        return parameter
+
+    @torch.no_grad()
+    def take(self, round_number: int, values: Tensor) -> None:
+        """Replace the parameters that this replica has summed in a round of the synchronisation by the updated ones."""
+        plan, key, summed = self.meetings.plan, str(round_number), values[self._heads[round_number] :]
+        theta = self._theta[key]
+        delta = theta - summed / plan.replicas
+        if plan.outer_momentum:
+            velocity = self._velocity[key].mul_(plan.outer_momentum).add_(delta)
+            delta = delta + plan.outer_momentum * velocity
+        summed.copy_(theta.sub_(plan.outer_lr * delta))
+
+    @torch.no_grad()
+    def meet(self, borrowed: Callable[[nn.Parameter], Tensor]) -> tuple[Tensor, ...]:
+        """Go on with the updated parameters; returns the summed extras. `borrowed` gives those of other stages."""
+        for parameter in self._parameters.values():
+            parameter.copy_(self.summed(parameter) if id(parameter) in self._number else borrowed(parameter))
+        extras = self.changes.summed_extras()
+        self._end_round()
+        return extras
+
+    def added_to(self, state: StageState, added: Mapping[str, Tensor]) -> StageState:
+        """Return `state` with what a replica that starts again needs. Within a round it has no model that all share."""
+        tensors = dict(state.tensors)
+        for i, own in enumerate(self._ranges):
+            for number, at, place in self._segments(*own):
+                for prefix, kept in ((OUTER, self._velocity), (THETA, self._theta)):
+                    if str(i) in kept:
+                        tensors[f"{PART}{prefix}{self._names[number]}@{at.start}"] = kept[str(i)][place]
+        if self.is_in_round:
+            tensors |= {OWN + name: tensors[MODEL + name] for name in self._parameters}
+            tensors |= {ADDED + name: values for name, values in added.items()}
+        return replace(state, tensors=tensors)
+
+    def _restore(self, tensors: Mapping[str, Tensor]) -> None:
+        if self.is_in_round:
+            self._theta = {str(i): self._read(tensors, THETA, own) for i, own in enumerate(self._ranges)}
+        for i in self._velocity:
+            self._velocity[i] = self._read(tensors, OUTER, self._ranges[int(i)])
+
+    def _read(self, tensors: Mapping[str, Tensor], prefix: str, own: tuple[int, int]) -> Tensor:
+        """Return the elements `own` of what is saved under `prefix`, in parts or whole; 0 where nothing is."""
+        found = torch.zeros(own[1] - own[0], dtype=self.layout.dtype)
+        for number, at, place in self._segments(*own):
+            name = prefix + self._names[number]
+            part = f"{PART}{name}@{at.start}"
+            if part in tensors or name in tensors:
+                found[place].copy_(tensors[part] if part in tensors else self._cut(tensors[name], at))
+        return found
+
+    def _segments(self, start: int, stop: int) -> Iterator[tuple[int, slice, slice]]:
+        """Yield the parameters in [start, stop) by number: their elements there, and where these are behind `start`."""
+        for number in self.layout.parameters_in(start, stop):
+            place = self.layout.slice_of(number)
+            first, last = max(start, place.start), min(stop, place.stop)
+            if first < last:
+                yield number, slice(first - place.start, last - place.start), slice(first - start, last - start)
+
+    def _cut(self, tensor: Tensor, at: slice) -> Tensor:
+        return as_real(tensor.detach()).reshape(-1)[at]
+
+
+def joined_parts(state: StageState) -> StageState:
+    """Return `state` with whole tensors in place of the parts of all replicas. Raises CorruptMessage without one."""
+    parts: dict[str, dict[int, Tensor]] = defaultdict(dict)
+    for name, tensor in state.tensors.items():
+        if name.startswith(PART):
+            whole, _, start = name.removeprefix(PART).rpartition("@")
+            parts[whole][int(start)] = tensor
+    tensors = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(PART)}
+    with mismatch_is_corrupt():
+        for whole, own in parts.items():
+            like = state.tensors[MODEL + whole.partition("/")[2]]
+            tensors[whole] = in_form_of(like, torch.cat([own[start] for start in sorted(own)]))
+    return replace(state, tensors=tensors)

@@ -38,6 +38,7 @@ from funcpipe.comm.int8_chunks import summed_ranges
 from funcpipe.errors import CorruptMessage
 from funcpipe.model.split.module_state import PREFIX
 from funcpipe.training.gradients import Layout, is_absent
+from funcpipe.training.local_steps import joined_parts
 from funcpipe.training.norms import GradientNorm
 from funcpipe.training.optimizers import OPTIMIZER, capture_groups, join_tensors, restore_groups, split_tensors
 from funcpipe.training.state import (
@@ -45,6 +46,7 @@ from funcpipe.training.state import (
     MODEL,
     OUTER,
     SCHEDULER,
+    THETA,
     StageState,
     capture_state,
     mismatch_is_corrupt,
@@ -223,7 +225,7 @@ def without_model(shard: StageState, *, sharded: bool = True) -> StageState:
     """
     if not sharded:
         return replace(shard, tensors={name: t for name, t in shard.tensors.items() if name.startswith(RESIDUAL)})
-    tensors = {name: t for name, t in shard.tensors.items() if not name.startswith((MODEL, AVERAGED, OUTER))}
+    tensors = {name: t for name, t in shard.tensors.items() if not name.startswith((MODEL, AVERAGED, OUTER, THETA))}
     return replace(shard, tensors=tensors)
 
 
@@ -252,7 +254,7 @@ def unshard(combined: StageState) -> StageState:
 
     A state that is no shard is returned as it is, but without residuals. Raises CorruptMessage if a segment is missing.
     """
-    combined = without_residuals(combined)
+    combined = joined_parts(without_residuals(combined))
     optimizer = combined.settings["optimizer"]
     if optimizer is None or "shards" not in optimizer:
         return combined

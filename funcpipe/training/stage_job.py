@@ -117,7 +117,7 @@ class StageJob:
             norm=recipe.gradient_norm(small_range=plan.gradient_wire is Wire.FP16),
             whole=self.parameters,
             wire_sync=plan.wire_sync,
-            shards=pattern_of(plan, spec.stage) if plan.divides_optimizer else None,
+            shards=pattern_of(plan, spec.stage) if plan.is_sharded else None,
             summed_as=pattern_of(plan, spec.stage) if plan.replicas > 1 else None,
             hooks=self.hooks,
             layout=self.layout,

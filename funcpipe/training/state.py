@@ -32,10 +32,10 @@ from funcpipe.training.optimizers import (
 
 MODEL, AVERAGED = "model/", "averaged/"
 
-OWN, ADDED, OUTER = "own/", "added/", "outer/"
+OWN, ADDED, OUTER, THETA = "own/", "added/", "outer/", "theta/"
 """The prefixes of what a replica that trains alone keeps by the names of tensors, see `local_steps`."""
 
-_BY_NAME = (AVERAGED, OWN, ADDED, OUTER)
+_BY_NAME = (AVERAGED, OWN, ADDED, OUTER, THETA)
 
 ATTRIBUTES = "attributes"
 """The setting that holds the Python attributes that forwards leave for the next ones, in stages that have any."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from funcpipe.client.follow.results import RunResult
 from funcpipe.client.prepare.job import Job
-from funcpipe.core import Outcome, Validation
+from funcpipe.core import Outcome, Streams, Sync, Validation
 from funcpipe.errors import PlanError
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.faults import FunctionFaults
@@ -21,6 +21,8 @@ from funcpipe.worker import hand_over
 from tests.client import validated
 from tests.client.test_learning import STEADY, halted, job, run
 from tests.training.learning import all_steps, data, difference, network
+
+DIVIDED: dict[str, Any] = {"shard_optimizer": True}
 
 
 def local(every: int | str = 4, stages: int = 2, replicas: int = 2, **plan: Any) -> Job:
@@ -44,15 +46,30 @@ def expected(every: int | str = 4, replicas: int = 2) -> dict[str, Tensor]:
     return trained.state_dict()
 
 
+@functools.cache
+def quiet() -> dict[str, Tensor]:
+    """What replicas have that divide what they keep between meetings."""
+    return run(local(**DIVIDED)).state_dict()
+
+
+@pytest.mark.parametrize("way", [{}, {"sync": Sync.STREAMED, "streams": Streams(3, 1, 2)}])
+@pytest.mark.parametrize("replicas", [2, 4])
+def test_a_divided_outer_step_is_the_same_up_to_rounding(way: dict[str, Any], replicas: int) -> None:
+    """It takes the mean of parameters where the reference takes that of their changes."""
+    result = run(local(4, 2, replicas, **DIVIDED, **way))
+    assert difference(result.state_dict(), expected(4, replicas)) < 1e-12
+
+
 def assert_same_bits(result: RunResult, other: dict[str, Tensor]) -> None:
     assert all(torch.equal(tensor, other[name]) for name, tensor in result.state_dict().items())
 
 
-def test_hand_overs_cost_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("divided", [False, True])
+def test_hand_overs_cost_no_bit(monkeypatch: pytest.MonkeyPatch, divided: bool) -> None:
     monkeypatch.setattr(hand_over, "leaves_at_s", lambda *_: 0.0)  # after one step each
-    result = run(local(), replace(STEADY, lifetime_s=600.0))
+    result = run(local(shard_optimizer=divided), replace(STEADY, lifetime_s=600.0))
     assert sum(report.outcome is Outcome.HANDED_OVER for report in result.workers) == 4 * (len(result.losses) - 1)
-    assert_same_bits(result, expected())
+    assert_same_bits(result, quiet() if divided else expected())
 
 
 @pytest.mark.parametrize(
@@ -63,14 +80,15 @@ def test_hand_overs_cost_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
         (1, ("/checkpoints/s0/", 3)),
     ],
 )
-def test_a_killed_function_costs_no_bit(number: int, writing: tuple[str, int]) -> None:
+@pytest.mark.parametrize("divided", [False, True])
+def test_a_killed_function_costs_no_bit(number: int, writing: tuple[str, int], divided: bool) -> None:
     storage, faulty = MemoryStorage(), FunctionFaults(killed_writing=writing)
     platform = ThreadPlatform(
         load_spec("local"), storage, faults_of=lambda started: faulty if started == number else FunctionFaults()
     )
-    result = run(local(), platform=platform, storage=storage)
+    result = run(local(shard_optimizer=divided), platform=platform, storage=storage)
     assert result.bill.functions > 4
-    assert_same_bits(result, expected())
+    assert_same_bits(result, quiet() if divided else expected())
 
 
 @pytest.mark.parametrize(("every", "stages"), [(3, 2), (4, 2), ("end", 2), (4, 4)])
@@ -81,7 +99,25 @@ def test_a_halted_run_goes_on_with_each_replica_s_own(every: int | str, stages: 
     assert_same_bits(result, expected(every))
 
 
-@pytest.mark.parametrize("other", [{"replicas": 4}, {"stages": 3}, {"every": 4}, {"every": 1}])
+@pytest.mark.parametrize(("every", "stages", "replicas"), [(3, 2, 2), (4, 2, 2), (4, 4, 2), (4, 1, 4)])
+def test_so_does_one_that_divides_what_it_keeps(every: int, stages: int, replicas: int) -> None:
+    """At the end of a round with other stages and replicas: what each has kept is put together, and cut otherwise."""
+    before, storage = halted(local(every, **DIVIDED))
+    result = run(local(every, stages, replicas, **DIVIDED), storage=storage, before=before)
+    if replicas == 2:
+        assert difference(result.state_dict(), expected(every)) < 1e-12
+
+
+@pytest.mark.parametrize("divided", [False, True])
+def test_what_is_kept_is_divided_from_the_end_of_a_round_on_or_not_any_more(divided: bool) -> None:
+    before, storage = halted(local(4, shard_optimizer=divided))
+    result = run(local(4, shard_optimizer=not divided), storage=storage, before=before)
+    assert difference(result.state_dict(), expected(4)) < 1e-12
+
+
+@pytest.mark.parametrize(
+    "other", [{"shard_optimizer": True}, {"replicas": 4}, {"stages": 3}, {"every": 4}, {"every": 1}]
+)
 def test_in_the_middle_of_a_round_a_run_is_resumed_with_its_own_replicas_alone(other: dict[str, Any]) -> None:
     before, storage = halted(local(3))
     objects = storage.list("")

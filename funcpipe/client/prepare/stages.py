@@ -70,11 +70,6 @@ def make_stages(job: Job, data: RunData) -> tuple[PreparedStage, ...]:
     _check_order(job)
     if job.plan.trains_locally:
         check_alone(job.recipe)
-        if job.plan.shard_optimizer:
-            raise PlanError(
-                "replicas that meet every few steps have a whole optimiser each, and what they keep between meetings "
-                "is not divided either; plan without shard_optimizer, or with sync_every=1"
-            )
     routes = _routes(job.graph, stages_of_layers(bounds))
     if job.plan.divides_optimizer:
         if job.recipe.exchanges_norms:
