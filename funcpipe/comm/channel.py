@@ -47,8 +47,9 @@ class Channel:
     Messages of the same name, the last part of their key, come once a step. Where the storage does not notify when an
     object appears, `estimator` expects it when it came in the last steps.
 
-    `started` names the functions that the run has started so far. Whenever there are new ones, as after a restart, all
-    deadlines count afresh, because what they do again is late for everybody.
+    `started` names the functions that the run has started so far, and whatever else others may have to wait for.
+    Whenever there are new ones, as after a restart, all deadlines count afresh, because what they do again is late for
+    everybody.
     """
 
     def __init__(
@@ -195,10 +196,10 @@ class Channel:
         return self._estimator.deadline_s - (now_s - max(began_s, self._restarted_s))
 
     def _check_restarts(self, now_s: float) -> None:
-        """Note functions that were started meanwhile; at the end of a deadline only, as it costs a listing."""
+        """Note what `started` has new names of; at the end of a deadline only, as it costs a listing."""
         started = frozenset(self._started())
         if started - self._known:
-            _log.info("deadlines count afresh, as functions were started meanwhile: %s", sorted(started - self._known))
+            _log.info("deadlines count afresh, as these are new: %s", sorted(started - self._known))
             self._restarted_s = now_s
         self._known = started
 

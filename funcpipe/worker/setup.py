@@ -113,8 +113,18 @@ def _channel(spec: WorkerSpec, fenced: Storage, keys: Keys, cancel: threading.Ev
         deadline_s=spec.message_deadline_s, empty_get_usd=empty_get_usd, idle_usd_s=spec.account.run_usd_s
     )
     return Channel(
-        fenced, estimator, run_key=RunKey(spec.run_key), cancel=cancel, started=partial(fenced.list, keys.functions)
+        fenced, estimator, run_key=RunKey(spec.run_key), cancel=cancel, started=partial(_news, spec, fenced, keys)
     )
+
+
+def _news(spec: WorkerSpec, storage: Storage, keys: Keys) -> tuple[str, ...]:
+    """Return the names of the functions that the run has started, which make others wait.
+
+    A replica that trains alone may be many steps behind those that wait to meet it: so the steps that are reported
+    count too.
+    """
+    reported = storage.list(keys.step_reports) if spec.plan.trains_locally else ()
+    return *storage.list(keys.functions), *reported
 
 
 def _lifetime_s(spec: WorkerSpec, invoked: Invoked) -> float | None:

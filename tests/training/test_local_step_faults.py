@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from funcpipe.core import FaultTolerance, Wire
+from funcpipe.testing.memory_storage import MemoryStorage
 from tests.in_process import Killing, run_workers
 from tests.recording import Recording
 from tests.training.test_local_steps import (
@@ -46,3 +47,13 @@ def test_a_replica_that_is_killed_repeats_its_own_steps(
     train(Killing(f"/messages/{killed}/{last}"), wire, every=every)
     assert f"restored the checkpoint after step {restored}" in caplog.text
     assert "goes back to its stage's checkpoint" not in caplog.text, "replicas agree on what they share in a round too"
+
+
+@pytest.mark.parametrize("every", [1, 4])
+def test_who_waits_for_a_meeting_waits_on_while_others_report_steps(every: int) -> None:
+    """A replica may be many steps behind; between replicas that meet in every step, only new functions excuse that."""
+    workers = run_workers(job_of(local_plan(sync_every=every)), MemoryStorage())
+    channel = workers["s0.r0"].runner.actions._channel
+    reports = {f"/steps/{step:08d}.s1.r{replica}" for step in range(6) for replica in range(2)}
+    found = {report for report in reports if any(name.endswith(report) for name in channel._started())}
+    assert found == (reports if every > 1 else set())
