@@ -26,7 +26,7 @@ ROOMS = {
     "analysis": Size(360, 5, 18),
     "api": Size(501, 8, 12),
     "cli": Size(2106, 13, 105),
-    "client": Size(4448, 50, 179),
+    "client": Size(4457, 50, 179),
     "comm": Size(1161, 23, 48),
     "core": Size(3028, 123, 202),
     "data": Size(524, 17, 18),
@@ -34,16 +34,16 @@ ROOMS = {
     "loggers": Size(359, 6, 8),
     "model": Size(5434, 86, 227),
     "neighbours": Size(3732, 72, 195),
-    "partitioner": Size(5257, 69, 251),
+    "partitioner": Size(5260, 69, 251),
     "platforms": Size(5717, 94, 226),
     "profiler": Size(789, 10, 34),
     "runstate": Size(2382, 38, 124),
     "scheduler": Size(1251, 26, 43),
-    "show": Size(1645, 11, 92),
+    "show": Size(1646, 11, 92),
     "sweep": Size(1149, 23, 23),
     "testing": Size(723, 18, 21),
     "training": Size(5253, 100, 191),
-    "worker": Size(2185, 37, 44),
+    "worker": Size(2189, 37, 44),
 }
 """The budget of each folder of `funcpipe`."""
 

@@ -191,7 +191,8 @@ def estimate(found: Estimate) -> Description:
     )
     columns = (Column("item", text=True), Column("estimate"))
     items = Table(columns=columns, rows=rows, title="Estimate for one iteration")
-    facts = (("iteration", seconds(found.iteration_s)), ("bottleneck", found.bottleneck))
+    met = "" if found.meeting_s is None else f" in the mean, {seconds(found.meeting_s)} with a meeting"
+    facts = (("iteration", seconds(found.iteration_s) + met), ("bottleneck", found.bottleneck))
     return Description(title="Bill", facts=facts, tables=(items,))
 
 

@@ -58,6 +58,7 @@ def _of_plan(plan: Plan) -> dict[str, str]:
         "recomputes": ", ".join(str(i) for i, stage in enumerate(plan.stages) if stage.recompute) or "none",
         "schedule": plan.schedule.value,
         "synchronisation": plan.sync.value,
+        "meetings": plan.meetings if plan.replicas > 1 else "none",
         "loss of": plan.loss_of,
         "travels in": "/".join(wire.value for wire in plan.wires),
     }
@@ -65,6 +66,7 @@ def _of_plan(plan: Plan) -> dict[str, str]:
     if estimate is not None:
         found |= {
             "iteration s": f"{estimate.iteration_s:.4g}",
+            "with a meeting s": f"{estimate.iteration_s if estimate.meeting_s is None else estimate.meeting_s:.4g}",
             "dollars": f"{estimate.cost_usd:.4g}",
             "of functions": f"{estimate.compute_usd:.4g}",
             "of requests": f"{estimate.request_usd:.4g}",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe import FuncPipe
-from funcpipe.analysis.predict import predict
+from funcpipe.analysis.predict import mean_step_s, predict
 from funcpipe.api import evaluating
 from funcpipe.api.evaluating import EvaluationResult
 from funcpipe.client.prepare.session import Session, Site, session_on
@@ -207,3 +207,17 @@ def test_plans_are_simulated_where_that_is_asked_for() -> None:
     assert plan.solver is not None
     assert plan.solver.simulated_plans in (1, 2, 3)
     assert plan.solver.simulated_s == pytest.approx(predict(plan, profile(), spec).duration_s)
+
+
+def test_plans_with_local_steps_are_made_where_that_is_asked_for() -> None:
+    own, spec = pipe(optimizer=functools.partial(torch.optim.Adam, lr=0.1)), load_spec("local")
+    asked: dict[str, Any] = {"global_batch": 16, "replicas": 2, "profile": profile(), "spec": spec}
+    plan = own.optimize(sync_every="auto", sync_every_at_most=8, outer_lr=0.7, outer_momentum=0.9, **asked)
+    assert (plan.sync_every, plan.outer_lr, plan.outer_momentum) == (8, 0.7, 0.9)
+    assert plan.estimate is not None
+    assert plan.estimate.meeting_s is not None
+    assert predict(plan, profile(), spec).duration_s > mean_step_s(plan, profile(), spec)
+    simulated = own.optimize(sync_every=8, simulated_plans=2, **asked)
+    assert simulated.solver is not None
+    assert simulated.solver.simulated_s == pytest.approx(mean_step_s(simulated, profile(), spec))
+    assert own.optimize(**asked).sync_every == 1

@@ -96,6 +96,16 @@ def test_steps_start_checkpoints_and_hand_overs_add_up() -> None:
     assert from_text(JobEstimate, to_text(found), source="test") == found
 
 
+@pytest.mark.parametrize(("sync_every", "mean_s", "meetings"), [(4, 10.0, 3), ("end", 8.000008, 1), (10, 8.8, 1)])
+def test_the_meetings_of_a_run_are_counted(sync_every: int | str, mean_s: float, meetings: int) -> None:
+    """Ten steps of 8 s, or 16 with a meeting, the last of which ends the last round however short it is."""
+    iteration = replace(ITERATION, iteration_s=mean_s, meeting_s=16.0)
+    local = replace(plan(), sync_every=sync_every, estimate=iteration)
+    found = estimate_job(local, JobShape(epochs=1, steps=10), faults=FaultTolerance(checkpoint_steps=10))
+    assert found.training.seconds == pytest.approx((10 - meetings) * 8.0 + meetings * 16.0)
+    assert found.training.functions_usd == pytest.approx(found.training.seconds * USD_S)
+
+
 def test_each_store_has_its_own_prices() -> None:
     """Messages in a store by the GB, sums in one by the hour; empty requests at the price of the messages' store."""
     prices = replace(SPEC, stores=(SPEC.store("express"), SPEC.store("valkey")))

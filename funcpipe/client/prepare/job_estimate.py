@@ -25,6 +25,7 @@ from funcpipe.core.settings import leaves_at_s, overlap_s
 from funcpipe.core.texts import time_text
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost.evaluate import hand_over_time_s, size_of
+from funcpipe.partitioner.cost.loads import meeting_share
 from funcpipe.platforms.catalog import load_spec, planned_spec
 from funcpipe.worker.checkpoint_manager import CheckpointInterval
 
@@ -156,8 +157,19 @@ class _JobCosts:
         for item in iteration.stores:
             requests = item.puts, more * item.gets, _EMPTY_GETS * item.gets
             each_usd += spec.store(item.store).request_usd(*requests) + item.transfer_usd
-        seconds = steps * self._step_s
+        seconds = steps * self._step_s + self._more_meetings_s()
         return JobItem(count=steps, seconds=seconds, functions_usd=seconds * self._usd_s, requests_usd=steps * each_usd)
+
+    def _more_meetings_s(self) -> float:
+        """Seconds of meetings of replicas that train alone, beyond those that are in the mean of the steps: the last
+        round of a run may be a short one.
+        """
+        plan, steps, met_s = self._plan, self._shape.steps, self._iteration.meeting_s
+        if met_s is None:
+            return 0.0
+        share = meeting_share(plan.sync_every, plan.replicas)
+        meetings = min(1, steps) if isinstance(plan.sync_every, str) else -(-steps // plan.sync_every)
+        return (meetings - share * steps) * (met_s - self._step_s) / (1 - share)
 
     def _validation(self) -> JobItem:
         """Steps that only run forwards: half of the messages, and no sums of gradients."""
