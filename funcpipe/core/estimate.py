@@ -13,7 +13,8 @@ from funcpipe.core.texts import counted, time_text, usd_text
 class StageEstimate:
     """The prediction for one stage: a function's memory by purpose, and each lane's seconds for one micro-batch.
 
-    `joint_s` is what the exchange of outputs for a joint loss takes, once an iteration.
+    `joint_s` is what the exchange of outputs for a joint loss takes, once an iteration. Where replicas train alone,
+    `sync_s` is a step's share of a meeting.
     """
 
     base_bytes: int

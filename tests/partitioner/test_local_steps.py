@@ -165,6 +165,17 @@ def test_an_iteration_is_the_mean_of_a_round(schedule: ScheduleKind, steps: int)
 
 @pytest.mark.parametrize("seed", [1, 2, 3, 5, 6, 8, 10, 13])
 def test_exact_equals_exhaustive_with_ways_of_their_own(seed: int) -> None:
+    compare_with_enumeration(seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(100, 300))
+def test_exact_equals_exhaustive_on_two_hundred(seed: int) -> None:
+    compare_with_enumeration(seed)
+
+
+def compare_with_enumeration(seed: int) -> None:
+    """In rounds of 2 or 8 steps, or one round."""
     drawn = draw_problem(seed)
     wire = Wire.FP32 if drawn.training.wire is Wire.FP16 else drawn.training.wire
     training = replace(drawn.training, sync_every=(2, 8, "end")[seed % 3], outer_momentum=0.9, wire=wire)

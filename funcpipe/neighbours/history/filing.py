@@ -55,11 +55,12 @@ def observed(plan: Plan, functions: PlatformSpec, result: RunResult, *, ran_on: 
         return ()
     if all(event.lane is Resource.LOAD for event in trace.events):
         return ()
+    expected_s = estimate.iteration_s if estimate.meeting_s is None else estimate.meeting_s  # which have the most tasks
     at_s = max((report.ended_at_s for report in result.workers), default=0.0)
     rows = [
         *_work(plan, estimate, trace),
         *_starts(plan, functions, result.start_s),
-        (sizes_of(plan), Quantity.ITERATION, estimate.iteration_s, typical_iteration_s(trace)),
+        (sizes_of(plan), Quantity.ITERATION, expected_s, typical_iteration_s(trace)),
     ]
     return tuple(
         Observation(

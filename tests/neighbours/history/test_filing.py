@@ -235,6 +235,16 @@ def test_each_quantity_of_a_size_is_filed(plan: Plan) -> None:
     }
 
 
+def test_steps_with_a_meeting_are_filed_beside_what_was_expected_of_them(plan: Plan) -> None:
+    """A step of 2 s without one, and one of 4 s with it: the mean of a round would be 3 s."""
+    events = (event(Kind.FORWARD, 0, 0.0, 2.0), *step_of(1, 2.0))
+    assert plan.estimate is not None
+    local = replace(plan, estimate=replace(plan.estimate, iteration_s=3.0, meeting_s=3.9))
+    met = replace(result(), trace=Trace(run="mine", source=Source.EXECUTED, events=events))
+    found = observed(local, SPEC, met, ran_on="local")
+    assert [(one.predicted_s, one.observed_s) for one in found if one.quantity is Quantity.ITERATION] == [(3.9, 4.0)]
+
+
 def test_sizes_are_filed_apart(plan: Plan) -> None:
     stages = (plan.stages[0], replace(plan.stages[1], size="2048MB", memory_mb=2048))
     found = observed(replace(plan, stages=stages), SPEC, result(), ran_on="local")
