@@ -7,8 +7,6 @@ Each process gets the dataset and nothing of the model. Samples draw their rando
 the sample), so that the result does not depend on who loads them.
 """
 
-from functools import partial
-
 import torch
 from sklearn.datasets import load_digits
 from torch import Tensor, nn
@@ -16,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from funcpipe import FuncPipe
 
-EPOCHS, GLOBAL_BATCH, MICRO_BATCH = 3, 64, 32
+EPOCHS, BATCH = 3, 64
 
 
 class Digits(Dataset[tuple[Tensor, Tensor]]):
@@ -57,12 +55,13 @@ def accuracy(output: Tensor, target: Tensor) -> Tensor:
 def main() -> None:
     """Train, and evaluate on what was held out."""
     torch.manual_seed(0)
-    pipe = FuncPipe(network(), loss_fn=nn.functional.cross_entropy, optimizer=partial(torch.optim.AdamW, lr=3e-3))
-    train_data, held_out = Digits(held_out=False), Digits(held_out=True)
-    pipe.profile(train_data.images[:MICRO_BATCH], micro_batch=MICRO_BATCH, platform="local", repeats=2)
-    pipe.optimize(global_batch=GLOBAL_BATCH)
-    loader = DataLoader(train_data, shuffle=True, num_workers=1)  # how large micro-batches are, the plan says
-    result = pipe.train(loader, epochs=EPOCHS)
+    model = network()
+    pipe = FuncPipe(
+        model, loss_fn=nn.functional.cross_entropy, optimizer=torch.optim.AdamW(model.parameters(), lr=3e-3)
+    )
+    loader = DataLoader(Digits(held_out=False), batch_size=BATCH, shuffle=True, num_workers=1)
+    result = pipe.fit(loader, epochs=EPOCHS)  # under BatchNorm, functions take whole batches
+    held_out = Digits(held_out=True)
     found = pipe.evaluate(held_out, metrics={"accuracy": accuracy})
     print(f"{len(result.losses)} steps: loss {result.losses[0]:.2f} -> {result.losses[-1]:.2f}")
     print(f"accuracy on {found.samples} images that were held out: {found.metrics['accuracy']:.2f}")

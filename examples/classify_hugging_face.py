@@ -3,22 +3,24 @@
     pip install transformers torchmetrics
     python classify_hugging_face.py
 
-Samples are what the model is called with, `labels` among them. A small BERT with fresh weights learns to tell Python's
-documentation from its code, byte by byte, so that the example runs without a download.
+Model, optimiser and scheduler are made as for `transformers.Trainer`, whose arguments are named beside what stands
+for them here. Samples are what the model is called with, `labels` among them. A small BERT with fresh weights learns
+to tell Python's documentation from its code, byte by byte, so that the example runs without a download.
 """
 
 import argparse
 import inspect
-from functools import partial
 from pydoc_data.topics import topics
 
 import torch
+from torch import nn
+from torch.utils.data import DataLoader
 from torchmetrics.classification import MulticlassAccuracy
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import BertConfig, BertForSequenceClassification, get_scheduler
 
 from funcpipe import FuncPipe, Validation
 
-BLOCK, SAMPLES, EPOCHS, GLOBAL_BATCH, MICRO_BATCH = 32, 512, 8, 64, 32
+BLOCK, SAMPLES, EPOCHS, BATCH = 32, 512, 8, 64
 
 
 def samples(*, held_out: bool) -> list[dict[str, torch.Tensor]]:
@@ -33,6 +35,14 @@ def samples(*, held_out: bool) -> list[dict[str, torch.Tensor]]:
     return found
 
 
+def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
+    """AdamW, which lets biases and norms decay no more than Trainer does."""
+    plain = [p for name, p in model.named_parameters() if "bias" in name or "LayerNorm" in name]
+    others = [p for name, p in model.named_parameters() if not ("bias" in name or "LayerNorm" in name)]
+    groups = [{"params": others, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}]
+    return torch.optim.AdamW(groups, lr=1e-2)  # learning_rate, weight_decay
+
+
 def main() -> None:
     """Validate after every epoch, and end after two validations that are no better."""
     torch.manual_seed(0)
@@ -45,16 +55,27 @@ def main() -> None:
         max_position_embeddings=BLOCK,
         num_labels=2,
     )
-    pipe = FuncPipe(BertForSequenceClassification(config), optimizer=partial(torch.optim.AdamW, lr=1e-2))
-    train_data, held_out = samples(held_out=False), samples(held_out=True)
-    sample = torch.utils.data.default_collate(train_data[:MICRO_BATCH])
-    pipe.profile(sample, micro_batch=MICRO_BATCH, platform="local", repeats=2)
-    pipe.optimize(global_batch=GLOBAL_BATCH)
-    accuracy = MulticlassAccuracy(2, average="micro")
-    validation = Validation(
-        data=held_out, metrics={"accuracy": accuracy}, monitor="accuracy", mode="max", patience=2, min_delta=0.01
+    model = BertForSequenceClassification(config)
+    train_data = DataLoader(samples(held_out=False), batch_size=BATCH, shuffle=True)  # per_device_train_batch_size
+    optimizer = optimizer_of(model)
+    steps = EPOCHS * len(train_data)
+    pipe = FuncPipe(
+        model,
+        optimizer=optimizer,
+        scheduler=get_scheduler("linear", optimizer, num_warmup_steps=4, num_training_steps=steps),  # lr_scheduler_type
+        scheduler_interval="step",
+        clip_grad_norm=1.0,  # max_grad_norm
     )
-    result = pipe.train(train_data, epochs=EPOCHS, validation=validation)
+    validation = Validation(  # eval_strategy="epoch", metric_for_best_model, EarlyStoppingCallback
+        data=samples(held_out=True),
+        metrics={"accuracy": MulticlassAccuracy(2, average="micro")},
+        monitor="accuracy",
+        mode="max",
+        patience=2,
+        min_delta=0.01,
+    )
+    result = pipe.fit(train_data, epochs=EPOCHS, micro_batch=BATCH // 2, validation=validation)  # num_train_epochs
+    model.load_state_dict(result.best_state_dict())  # load_best_model_at_end
     found = [report.values["accuracy"] for report in result.validations]
     print(f"accuracy after each epoch: {', '.join(f'{value:.2f}' for value in found)}")
     print(f"the best after {result.best_step} of {len(result.losses)} steps; {EPOCHS} epochs were allowed")
