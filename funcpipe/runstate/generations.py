@@ -7,6 +7,7 @@ Only objects that a run can have written are ever deleted: a name may be that of
 objects as well. Whatever deletes a run asks here first, and whatever begins one refuses such a name.
 """
 
+import contextlib
 import logging
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -172,6 +173,17 @@ def reserve_generation(
     finally:
         storage.delete_many(probes)
     _log.info("generation %d of run %s begins", number, run)
+    return keys
+
+
+def reserve_first(storage: Storage, run: str, run_key: RunKey) -> Keys:
+    """Return the keys of the first generation of `run`, a part of something whose key is `run_key`, in a storage that
+    was tried. Raises KeyExists if the run is known.
+    """
+    keys = Keys(run, nonce=run_key.fingerprint)
+    with contextlib.suppress(FileExistsError):  # which a client that died has left
+        KeyFolder().keep(keys, run_key)
+    put_document(storage, keys.reservation, LeaseDocument(holder="client"), if_absent=True)
     return keys
 
 

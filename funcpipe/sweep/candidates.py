@@ -33,6 +33,7 @@ from funcpipe.errors import InvalidValue, RunUnknown
 from funcpipe.model.split.bundle import dump_value
 from funcpipe.model.split.stage import trained_by
 from funcpipe.platforms.base import RequestMeter, Storage
+from funcpipe.runstate.generations import newest_record
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.signing import KeyFolder
 from funcpipe.training.data_source import Data
@@ -151,7 +152,8 @@ class Candidates:
         if text is None:
             raise InvalidValue("optimizer", recipe.optimizer, "must hold no tensors, and be short, in a sweep")
         digest = self._digest(candidate, code, tensors)
-        kind = self._kinds.get(digest) or self._prepared(candidate, tensors)
+        plan = self._begun_plan(name) if known else None
+        kind = self._kinds.get(digest) or self._prepared(candidate, tensors, plan or self._terms.plan)
         self._kinds[digest] = kind
         job = replace(kind.prepared.job, recipe=recipe, seed=candidate.seed, epochs=candidate.epochs)
         if recipe.scheduler is not None:
@@ -163,6 +165,13 @@ class Candidates:
         prepared = (self._begun(job, name) if known else None) or replace(kind.prepared, job=job, name=name)
         shared = SharedCode(keys=kind.code, run_key=self._run_key, recipe=text)
         return replace(prepared, stages=stages, shared=shared, meter=RequestMeter())
+
+    def _begun_plan(self, name: str) -> Plan | None:
+        """Return the plan by which a client before has begun the run, if it has: functions may still train by it."""
+        try:
+            return newest_record(self._storage, name).plan
+        except RunUnknown:
+            return None
 
     def _begun(self, job: Job, name: str) -> PreparedRun | None:
         """Return a run that a client before has begun; None if it has not."""
@@ -207,13 +216,13 @@ class Candidates:
         self._digests[id(value)] = (value, digest.hexdigest())
         return digest.hexdigest()
 
-    def _prepared(self, candidate: _Training, tensors: tuple[Tensor, ...]) -> _Kind:
-        """Prepare the first of a kind as any run, and upload its code and data."""
+    def _prepared(self, candidate: _Training, tensors: tuple[Tensor, ...], plan: Plan | None) -> _Kind:
+        """Prepare the first of a kind as any run, by `plan` if there is one, and upload its code and data."""
         terms, pipe = self._terms, candidate.pipe
         prepared = prepare_training(
             pipe.learner,
             candidate.data,
-            self._plan(candidate),
+            plan or self._cheapest_plan(candidate),
             SampleOrder(epochs=candidate.epochs, seed=candidate.seed, shuffle=terms.shuffle),
             replace(self._session, storage=self._storage),
             candidate.validation,
@@ -232,11 +241,9 @@ class Candidates:
         )
         return _Kind(prepared=replace(prepared, account=RunAccount()), code=code, places=found)
 
-    def _plan(self, candidate: _Training) -> Plan:
-        """Return the plan of the sweep, or the cheapest for its platform."""
+    def _cheapest_plan(self, candidate: _Training) -> Plan:
+        """Return the cheapest plan for the sweep's platform."""
         terms, pipe = self._terms, candidate.pipe
-        if terms.plan is not None:
-            return terms.plan
         _, _, first = open_with_first(candidate.data, pipe.model, micro_batch=terms.micro_batch)
         batch = first.batch
         pipe.profile(

@@ -1,6 +1,7 @@
 """A sweep: trainings of one model with many settings, and the best of them."""
 
 import contextlib
+import copy
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -218,7 +219,7 @@ class Sweep:
     @property
     def _parts(self) -> dict[str, Any]:
         """The parts of Optuna's study."""
-        return {"direction": self._direction, "sampler": self._sampler, "pruner": self._pruner}
+        return {"direction": self._direction, "sampler": copy.deepcopy(self._sampler), "pruner": self._pruner}
 
 
 def _once(session: Session) -> Session:

@@ -4,6 +4,7 @@ A trial has no client of its own: the sweep owns it, so that nothing is asked ab
 are not followed either, as only validations count.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
@@ -16,9 +17,10 @@ from funcpipe.client.follow.supervisor import Supervisor
 from funcpipe.client.prepare.prepared_run import PreparedRun
 from funcpipe.core import FinishedRun, JobEstimate, RunRecord, ValidationReport
 from funcpipe.core.validation import is_due
+from funcpipe.errors import KeyExists
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.finished import keep_only_model, last_checkpoint
-from funcpipe.runstate.generations import delete_objects, load_worker_specs
+from funcpipe.runstate.generations import delete_objects, load_worker_specs, reserve_first
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import Owner
 from funcpipe.runstate.reader import RunReader, reported_requests, spent_so_far
@@ -87,7 +89,7 @@ class TrialRun:
             account = spent_so_far(self._owner.parts, prepared.running)
             prepared = replace(prepared, storage=self._owner.parts, account=account)
         else:
-            prepared, keys = begin(prepared, self._owner.parts)
+            prepared, keys = self._begun()
         with self._supervisor(prepared, keys) as supervisor:
             try:
                 if prepared.running is not None:
@@ -104,6 +106,18 @@ class TrialRun:
                 self._note(supervisor)
         self.cost = replace(self.cost, usd=self._billed_usd(prepared, supervisor))
         return reports
+
+    def _begun(self) -> tuple[PreparedRun, Keys]:
+        """Return the run with the storage that it is written into, and the keys of a new generation.
+
+        Of a trial that is new there is nothing in storage, and nothing is searched for.
+        """
+        prepared, storage = self._prepared, self._owner.parts
+        assert prepared.shared is not None, "trials share code"
+        if prepared.resumed is None:
+            with contextlib.suppress(KeyExists):
+                return replace(prepared, storage=storage), reserve_first(storage, self.name, prepared.shared.run_key)
+        return begin(prepared, storage)
 
     def keep(self, reports: Sequence[ValidationReport]) -> None:
         """Keep the model of a trial that has trained to its end, and delete all else."""

@@ -203,7 +203,9 @@ class Wave:
             return
         if known is not None:
             self._budget.ended_usd -= known.user_attrs.get("usd", 0.0)  # which its run says, too
-        prepared = replace(prepared, limits=replace(self._limits, deadline_s=self._budget.left_s))
+        left_s = self._budget.left_s
+        deadline_s = None if left_s is None else prepared.account.elapsed_s + left_s
+        prepared = replace(prepared, limits=replace(self._limits, deadline_s=deadline_s))
         run = TrialRun(prepared, self._owner, pause_s=self._pause_s)
         self._ready.append(_Running(trial=trial, run=run, prepared=prepared))
 

@@ -124,7 +124,7 @@ def test_an_interrupted_sweep_goes_on_and_trains_no_trial_twice(threads: Threads
     threads.held["digits-t0002"] = STEPS
 
     def interrupt(status: SweepStatus) -> None:
-        if status.counts.get("finished") == 2:
+        if [trial.step for trial in status.trials[2:]] == [STEPS]:
             raise KeyboardInterrupt
 
     with pytest.raises(RunInterrupted, match="digits") as raised:
@@ -187,3 +187,25 @@ def test_a_metric_is_maximised(threads: Threads) -> None:
     inputs, targets = HELD_OUT.tensors
     with torch.no_grad():
         assert accuracy(result.model.eval()(inputs), targets).item() == pytest.approx(best.value)
+
+
+def test_a_trial_that_goes_on_keeps_the_plan_that_it_began_with(threads: Threads) -> None:
+    threads.held["digits-t0000"] = STEPS
+
+    def interrupt(status: SweepStatus) -> None:
+        if status.trials and status.trials[0].step == STEPS:
+            raise KeyboardInterrupt
+
+    with pytest.raises(RunInterrupted):
+        sweep(stages=2).run(2, run="digits", max_functions=2, show=interrupt, **SETTINGS)
+    threads.held.clear()
+    result = sweep(stages=1).run(2, resume="digits", max_functions=2, **SETTINGS)
+    assert threads.started.count("digits-t0000") == 4, "two stages, twice"
+    found = [trial.value for trial in result.status.trials]
+    assert found == pytest.approx([trial.value for trial in alone(2).trials], rel=1e-5)
+
+
+def test_the_same_sweep_draws_the_same_trials_again(threads: Threads) -> None:
+    again = sweep()
+    first, second = (again.run(2, max_functions=2, **SETTINGS).status for _ in range(2))
+    assert [trial.settings for trial in first.trials] == [trial.settings for trial in second.trials]
