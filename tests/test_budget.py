@@ -24,25 +24,25 @@ class Size(NamedTuple):
 
 ROOMS = {
     "analysis": Size(360, 5, 18),
-    "api": Size(501, 8, 12),
+    "api": Size(512, 8, 12),
     "cli": Size(2106, 13, 105),
-    "client": Size(4457, 50, 179),
+    "client": Size(4515, 50, 180),
     "comm": Size(1161, 23, 48),
-    "core": Size(3028, 123, 202),
+    "core": Size(3029, 123, 202),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(359, 6, 8),
-    "model": Size(5434, 86, 227),
+    "model": Size(5727, 92, 234),
     "neighbours": Size(3733, 72, 195),
     "partitioner": Size(5260, 69, 251),
     "platforms": Size(5717, 94, 226),
-    "profiler": Size(789, 10, 34),
+    "profiler": Size(807, 10, 35),
     "runstate": Size(2390, 38, 125),
     "scheduler": Size(1251, 26, 43),
-    "show": Size(1646, 11, 92),
+    "show": Size(1649, 11, 92),
     "sweep": Size(1167, 23, 23),
     "testing": Size(723, 18, 21),
-    "training": Size(5253, 100, 191),
+    "training": Size(5258, 100, 191),
     "worker": Size(2189, 37, 44),
 }
 """The budget of each folder of `funcpipe`."""
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 79_500, 82, 19
+MODULES, LINES, EXPORTED, VERBS = 591, 79_900, 82, 19
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

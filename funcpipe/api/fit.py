@@ -28,7 +28,7 @@ class FuncPipe(Training):
             its argument is called `named_parameters`, it is given pairs of full name and parameter. It may be made
             already, on the parameters of `model`: it is made again in functions, and left as training leaves it.
         name: The model's name in profiles and reports, by default that of its class.
-        weights: Safetensors files by path or URL, from which functions read what they need (docs/training.md).
+        weights: Safetensors files by path or URL, from which functions read what they need (docs/large_models.md).
         blocks: Paths of modules that become one layer each, whatever is inside.
         compile: Must be False.
         clip_grad_norm: Before each step, the gradient of the whole model is scaled down to this norm if it is larger.

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
+from torch import nn
+
 from funcpipe.api.evaluating import Evaluating
 from funcpipe.client.follow.callbacks import Callback, Callbacks, run_info
 from funcpipe.client.follow.export import load_into
@@ -27,7 +29,7 @@ from funcpipe.core.market import Market
 from funcpipe.core.process import ending_interrupts
 from funcpipe.core.provision import Provision
 from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS, RunKeywords, settings_with
-from funcpipe.errors import InvalidValue
+from funcpipe.errors import InvalidValue, ModelError
 from funcpipe.loggers import with_bar
 from funcpipe.model.split.stage import below_loss
 from funcpipe.model.tensors import named_tensors, saved_state
@@ -114,6 +116,9 @@ class Training(Evaluating):
             with events.of_run(run_info(prepared), prepared.storage):
                 result = launch(prepared, events)
                 file_run(prepared, result)
+                if self._weights is not None:
+                    result.loss.write_to(self._recipe.loss)
+                    return events.ended(replace(result, learned=None))
                 loss, epochs = self._recipe.loss, prepared.epochs_after(len(result.losses))
                 self._learned = write_back(result, self.model, loss, epochs)
                 if self._made is not None and result.learned is not None:
@@ -207,8 +212,9 @@ class Training(Evaluating):
             storage: The URL of the storage that it is in, or the open storage.
             step: The step, by default the last one that `funcpipe.export` can read.
         """
+        model = self._held("load")
         self.reset()
-        return load_into(self.model, self._recipe.loss, run, storage=storage, step=step)
+        return load_into(model, self._recipe.loss, run, storage=storage, step=step)
 
     @arguments.strict
     def start(
@@ -269,6 +275,7 @@ class Training(Evaluating):
             message_deadline_s: As in `RunSettings`.
         """
         checks.positive("tolerance", tolerance)
+        self._held("verify")
         settings, order = RunSettings(message_deadline_s=message_deadline_s), SampleOrder(seed=seed, steps=steps)
         with open_session(LOCAL, None, settings) as session:
             prepared = self._prepare(session, dataset, plan, order, settings=settings)
@@ -289,12 +296,21 @@ class Training(Evaluating):
         """The module with its way of learning, which must have no optimiser that has begun."""
         if self._made is not None and self._made.has_begun:
             raise InvalidValue("optimizer", type(self._made.optimizer), "must be new for training around a server")
-        return self._learner(None)
+        return replace(self._learner(None), model=self._held("train_with_server"))
 
     @property
     def learner(self) -> Learner:
         """The module with its way of learning, for a run that begins anew."""
         return self._learner(None)
+
+    def _held(self, verb: str) -> nn.Module:
+        """The module. Raises ModelError if its weights are not here, which `verb` needs."""
+        if self._weights is not None:
+            raise ModelError(
+                f"{verb} needs the module's weights in this process, which weights= leaves where they lie; give the "
+                "module itself, FuncPipe(module, …)"
+            )
+        return self.model
 
     def _learner(self, learned: Learned | None) -> Learner:
         """The module with its way of learning, and what it has learned."""

@@ -128,7 +128,8 @@ class ModelProfile(Described):
     `carried` names what a forward leaves for the next one: if there is anything, micro-batches must follow each other,
     and plans have one replica. `blocks` are the paths of modules that were traced as one layer each, `precision` is
     what layers computed in. `data` is None where loading was not measured: then it is taken to need neither time nor
-    memory. `output_bytes` are those of what the model returns; profiles of old may lack it.
+    memory. `output_bytes` are those of what the model returns; profiles of old may lack it. `timed_as` maps layers of
+    the graph to an equal one, with the same code and shapes, that was timed in their place.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.profile/1"
@@ -148,6 +149,7 @@ class ModelProfile(Described):
     precision: Precision = Precision.FP32
     data: DataProfile | None = None
     output_bytes: int | None = None
+    timed_as: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         checks.at_least("micro_batch", self.micro_batch, 1)

@@ -58,16 +58,37 @@ def is_dense(tensor: Tensor) -> bool:
     return tensor.layout is torch.strided and not tensor.is_quantized and not tensor.is_nested
 
 
+def fingerprint(tensor: Tensor) -> str | None:
+    """What stands for the contents of a tensor that has none (`weightless.py`); None for one that has."""
+    mode = getattr(tensor, "fake_mode", None)
+    return None if mode is None else str(mode.fingerprint(tensor))
+
+
+def is_weightless(module: nn.Module) -> bool:
+    """Return whether weights of `module` have no contents."""
+    return any(hasattr(tensor, "fake_mode") for tensor in (*module.parameters(), *module.buffers()))
+
+
+def storage_id(tensor: Tensor) -> int:
+    """The identity of the memory of `tensor`, which views of it share."""
+    storage = tensor.untyped_storage()
+    return storage.data_ptr() if fingerprint(tensor) is None else -storage._cdata
+
+
 def same(one: Tensor | None, other: Tensor) -> bool:
     """Return whether both hold the same, where a NaN equals a NaN."""
     if one is None or one.shape != other.shape or one.dtype != other.dtype:
         return False
+    if fingerprint(one) is not None or fingerprint(other) is not None:
+        return fingerprint(one) == fingerprint(other)
     return torch.equal(one, other) or bool(((one == other) | ((one != one) & (other != other))).all())
 
 
 def digest(tensor: Tensor) -> Any:
     """A short form of what `tensor` holds, to see whether it changes: its dtype, its shape and a checksum."""
     form = tensor.dtype, tuple(tensor.shape)
+    if (own := fingerprint(tensor)) is not None:
+        return (*form, own)
     if tensor.layout is not torch.strided or tensor.is_quantized:
         return (*form, repr(tensor))
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous()
@@ -135,6 +156,20 @@ def tree_map(value: Any, change: Callable[[Any], Any]) -> Any:
     """`value` with `change` applied to each of its leaves."""
     leaves, tree = flatten(value)
     return tree.unflatten(iter([change(leaf) for leaf in leaves]))
+
+
+def stand_in(value: Any) -> Any:
+    """`value` with random numbers in place of tensors without contents, or zeros in place of whole ones."""
+
+    def real(leaf: Any) -> Any:
+        if not isinstance(leaf, Tensor) or fingerprint(leaf) is None:
+            return leaf
+        made = torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype)
+        with torch.no_grad():
+            filled = made.normal_() if made.is_floating_point() or made.is_complex() else made.zero_()
+        return filled.requires_grad_(leaf.requires_grad)
+
+    return tree_map(value, real)
 
 
 def copied(value: Any) -> Any:

@@ -23,7 +23,7 @@ from funcpipe.errors import RunError
 from funcpipe.model.graph.node_functions import EXPECTATIONS
 from funcpipe.model.graph.program import Call, Ref, attribute, map_leaves
 from funcpipe.model.split import StageModule
-from funcpipe.model.tensors import flatten
+from funcpipe.model.tensors import fingerprint, flatten, stand_in, storage_id
 from funcpipe.platforms.process import environment
 
 Loss = Callable[[Any], Tensor]
@@ -65,14 +65,13 @@ Measure = Callable[[StageModule, Mapping[str, Tensor], Loss | None, int], Timing
 
 def run_layer(stage: StageModule, values: Mapping[str, Tensor]) -> LayerRun:
     """Run a layer forward once on `values`."""
-    constant = {tensor.untyped_storage().data_ptr() for tensor in (*stage.parameters(), *stage.buffers())}
+    constant = {storage_id(tensor) for tensor in (*stage.parameters(), *stage.buffers())}
     saved: dict[int, int] = {}
     kept: list[Tensor] = []  # so that no address is used twice
 
     def pack(tensor: Tensor) -> Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in constant:
-            saved[storage.data_ptr()] = storage.nbytes()
+        if storage_id(tensor) not in constant:
+            saved[storage_id(tensor)] = tensor.untyped_storage().nbytes()
         kept.append(tensor.detach())
         return tensor
 
@@ -80,6 +79,26 @@ def run_layer(stage: StageModule, values: Mapping[str, Tensor]) -> LayerRun:
         sent, output = stage(_leaves(stage, values))
     output_bytes = sum(leaf.nbytes for leaf in flatten(output)[0] if isinstance(leaf, Tensor))
     return LayerRun({name: tensor.detach() for name, tensor in sent.items()}, saved, output_bytes)
+
+
+@contextlib.contextmanager
+def with_contents(stage: StageModule) -> Iterator[None]:
+    """Hold random numbers in place of the weights of `stage` that are not here, within this context."""
+    places = [(own, name) for part in stage.modules() for own in (part._parameters, part._buffers) for name in own]
+    held = [(own, name, own[name]) for own, name in places]
+    made: dict[int, Tensor] = {}
+    for own, name, tensor in held:
+        if tensor is None or fingerprint(tensor) is None:
+            continue
+        if id(tensor) not in made:
+            real = stand_in(tensor.detach())
+            made[id(tensor)] = nn.Parameter(real, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else real
+        own[name] = made[id(tensor)]  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for own, name, tensor in held:
+            own[name] = tensor  # type: ignore[assignment]
 
 
 def local_timer(spec: PlatformSpec) -> Measure:

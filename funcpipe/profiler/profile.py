@@ -18,7 +18,7 @@ from funcpipe.model.graph.symbols import BATCH
 from funcpipe.model.split import StageModule
 from funcpipe.model.split.bundle import dump_stage, imported_modules
 from funcpipe.model.split.cut import stage_of
-from funcpipe.model.tensors import one_thread
+from funcpipe.model.tensors import one_thread, stand_in, storage_id
 from funcpipe.profiler import REPEATS
 from funcpipe.profiler.measure import (
     LayerRun,
@@ -30,6 +30,7 @@ from funcpipe.profiler.measure import (
     layer_fingerprint,
     local_timer,
     run_layer,
+    with_contents,
 )
 
 
@@ -50,6 +51,7 @@ class ProfileBuilder:
             self._alive.setdefault(_address(tensor), _Storage()).names.add(name)
         self._added: list[tuple[LayerProfile, Timing]] = []
         self.output_bytes = 0
+        self.timed_as: dict[str, str] = {}
 
     def add_layer(self, run: LayerRun, timing: Timing) -> None:
         """Add the next layer: its run on the values that later layers read, and its times, to be asked for later."""
@@ -123,7 +125,7 @@ class _Storage:
 
 
 def _address(tensor: Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
+    return storage_id(tensor)
 
 
 def _timed(layer: LayerProfile, times: Sequence[Times]) -> LayerProfile:
@@ -234,6 +236,7 @@ def profile(
         blocks=graph.blocks,
         precision=graph.precision,
         output_bytes=builder.output_bytes,
+        timed_as=builder.timed_as,
     )
 
 
@@ -252,15 +255,18 @@ def _measured(
     measure: Callable[[StageModule, dict[str, Tensor]], Timing],
 ) -> Iterator[Layer]:
     """Yield each layer after adding it to `builder`; `values` holds what later layers will read."""
-    known: dict[str, Timing] = {}
+    known: dict[str, tuple[str, Timing]] = {}
     for i, layer in enumerate(graph.layers):
         stage = stage_of(graph, i, i + 1)
         run = run_once(stage, values)
         fingerprint = layer_fingerprint(stage, values)
         if fingerprint not in known:
-            known[fingerprint] = measure(stage, values)
-            stage.zero_grad()
-        builder.add_layer(run, known[fingerprint])
+            with with_contents(stage):
+                known[fingerprint] = layer.name, measure(stage, stand_in(values))
+                stage.zero_grad()
+        else:
+            builder.timed_as[layer.name] = known[fingerprint][0]
+        builder.add_layer(run, known[fingerprint][1])
         values.update(run.sent)
         for value in graph.values:
             if value.consumers[-1] == i:

@@ -36,6 +36,9 @@ def profile(measured: ModelProfile, path: str | None = None) -> Description:
         loading = f"{number_text(data.load_s * 1e3, 2)} ms, {number_text(data.batch_bytes / MB, 2)} MB"
         held = f"the dataset takes {number_text(data.resident_bytes / MB, 0)} MB"
         facts.append(("loading a micro-batch", f"{loading}; {held}"))
+    if measured.timed_as:
+        count = sum(len(layer.graph_layers) for layer in layers)
+        facts.append(("timed", f"{count - len(measured.timed_as)} of {count} layers, which the others equal"))
     columns = (
         *(Column("layer", text=True), Column("parameters MB", drop=1), Column("activations MB", drop=2)),
         *(Column("forward ms"), Column("backward ms")),

@@ -15,6 +15,7 @@ from funcpipe.comm.weight_files import StoredTensor, fill
 from funcpipe.core import MB, Routes, Wire, WorkerSpec
 from funcpipe.core.settings import WHY_GONE
 from funcpipe.errors import CorruptMessage, KeyMissing, StorageError
+from funcpipe.model.deferred import Made
 from funcpipe.model.graph import Signature
 from funcpipe.model.split import StageModule, load_stage
 from funcpipe.model.split.bundle import dump_value, load_value
@@ -38,21 +39,29 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class StageWeights:
-    """The tensors of a stage that are not uploaded with it: those in files of weights, by name.
+    """The tensors of a stage that are not uploaded with it, by name: those in files of weights, and those that the
+    constructor of the model computes.
 
-    `open_storage` opens the storage of such a file.
+    `open_storage` opens the storage of a file.
     """
 
     stored: Mapping[str, StoredTensor]
+    made: Mapping[str, Made]
     open_storage: OpenStorage
 
-    def fill(self, stages: Iterable[nn.Module], meter: RequestMeter | None) -> None:
-        """Read them into the tensors of `stages`. Raises CorruptMessage if they have changed since the run began."""
+    def fill(self, stages: Iterable[nn.Module], seed: int, meter: RequestMeter) -> None:
+        """Read and compute them, with random numbers by `seed`, into the tensors of `stages`.
+
+        Raises CorruptMessage if files have changed since the run began.
+        """
         began_s = time.monotonic()
         targets: dict[int, tuple[StoredTensor, Tensor]] = {}
         for stage in stages:
             named = (*stage.named_parameters(remove_duplicate=False), *stage.named_buffers(remove_duplicate=False))
             targets |= {id(tensor): (self.stored[name], tensor) for name, tensor in named if name in self.stored}
+            for name, tensor in named:
+                if name in self.made:
+                    tensor.detach().copy_(self.made[name].compute(seed))
         read, seconds = fill(targets.values(), self.open_storage, meter), time.monotonic() - began_s
         _log.info("read %.1f MB of weights in %.2f s", read / MB, seconds)
 
@@ -189,5 +198,5 @@ def load_bundle(spec: WorkerSpec, storage: Storage, meter: RequestMeter) -> tupl
         raise CorruptMessage(f"{spec.bundle} is not the code that the invocation names: its SHA-256 differs")
     stage, job = load_stage(bundle, codec.decode(tensors))
     if job.weights is not None:
-        job.weights.fill([stage, *([] if job.evaluation is None else [job.evaluation.stage])], meter)
+        job.weights.fill([stage, *([] if job.evaluation is None else [job.evaluation.stage])], spec.seed, meter)
     return stage, job if not spec.recipe else replace(job, recipe=load_recipe(spec.recipe, job.recipe.loss))

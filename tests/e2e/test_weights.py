@@ -12,8 +12,13 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from funcpipe.api import FuncPipe
-from funcpipe.errors import PlatformRefused
-from funcpipe.model.tensors import named_tensors
+from funcpipe.client.prepare.job import Learner, SampleOrder, make_job
+from funcpipe.client.prepare.stages import RunData, make_stages
+from funcpipe.client.prepare.weights import find_weights, open_model
+from funcpipe.core import ModelProfile, RunSettings, from_text, to_text
+from funcpipe.errors import DataError, InvalidValue, ModelError, PlatformRefused
+from funcpipe.model.graph import trace
+from funcpipe.model.tensors import is_weightless, named_tensors
 from tests.e2e.plans import even_plan
 
 optimizer: Callable[..., torch.optim.Optimizer] = partial(torch.optim.AdamW, lr=0.01)
@@ -47,11 +52,21 @@ class Model(nn.Module):
         self.register_buffer("positions", torch.sin(angles), persistent=False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        x = self.embed(ids) + self.positions[: ids.shape[1]]
+        x = self.embed(ids)
+        x = x + self.positions[: ids.shape[1]].to(x.dtype)
         for block in self.blocks:
             x = block(x)
         result: Tensor = self.head(x)
         return result
+
+
+class Dropping(Model):
+    def forward(self, ids: Tensor) -> Tensor:
+        result: Tensor = nn.functional.dropout(super().forward(ids), 0.3, self.training)
+        return result
+
+
+SAMPLE = (torch.zeros(2, 6, dtype=torch.long),)
 
 
 def loss(output: Tensor, target: Tensor) -> Tensor:
@@ -80,13 +95,12 @@ def write(model: nn.Module, folder: Path, *, files: int = 2, without: str = "?")
 
 
 def plan(model: nn.Module, **options: Any) -> Any:
-    sample = (torch.zeros(2, 6, dtype=torch.long),)
-    return even_plan(model, sample, stages=2, replicas=2, micro_batch=2, micro_batches=2, **options)
+    return even_plan(model, SAMPLE, stages=2, replicas=2, micro_batch=2, micro_batches=2, **options)
 
 
-def trained(model: nn.Module | Callable[[], nn.Module], chosen: Any, **options: Any) -> Any:
+def trained(model: nn.Module | Callable[[], nn.Module], chosen: Any, *, epochs: int = 2, **options: Any) -> Any:
     pipe = FuncPipe(model, loss_fn=loss, optimizer=optimizer, **options)
-    return pipe.train(data(), epochs=2, plan=chosen, message_deadline_s=60)
+    return pipe.train(data(), epochs=epochs, plan=chosen, message_deadline_s=60)
 
 
 def test_a_run_of_weights_in_files_equals_one_of_the_module(tmp_path: Path) -> None:
@@ -100,10 +114,176 @@ def test_a_run_of_weights_in_files_equals_one_of_the_module(tmp_path: Path) -> N
     assert all(torch.equal(tensor, expected.tensors[name]) for name, tensor in found.tensors.items())
 
 
-def test_files_of_this_machine_are_refused_where_functions_run_in_a_cloud(tmp_path: Path) -> None:
-    from funcpipe.client.prepare.weights import open_model
+def test_functions_start_from_what_lies_in_files_and_are_sent_none_of_it(tmp_path: Path) -> None:
+    pipe = FuncPipe(Model, loss_fn=loss, optimizer=optimizer, weights=str(write(Model(), tmp_path)))
+    assert is_weightless(pipe.model)
+    learner = Learner(model=pipe.model, recipe=pipe._recipe, weights=pipe._weights)
+    order, settings = SampleOrder(epochs=1), RunSettings()
+    job = make_job(learner, data(), plan(Model()), order, settings)
+    stages = make_stages(job, RunData.of(job))
+    assert [stage.tensors for stage in stages] == [{}, {}]
+    assert all(len(stage.bundle) < 60_000 for stage in stages)
 
+
+def test_layers_are_those_of_the_module_itself(tmp_path: Path) -> None:
+    model, _ = open_model(Model, write(Model(), tmp_path))
+    expected, found = trace(Model(), SAMPLE), trace(model, SAMPLE)
+    assert [layer.name for layer in found.layers] == [layer.name for layer in expected.layers]
+    assert found.values == expected.values
+    assert found.tied_names == expected.tied_names
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+def test_what_is_in_no_file_begins_alike_under_every_plan(tmp_path: Path, stages: int) -> None:
+    folder = str(write(Model(), tmp_path, without="blocks.1.inner"))
+    chosen = [plan(Model()), even_plan(Model(), SAMPLE, stages=stages, replicas=1, micro_batch=2, micro_batches=4)]
+    one, other = (trained(Model, each, weights=folder, epochs=1) for each in chosen)
+    assert all(torch.allclose(tensor, other.tensors[name], atol=1e-6) for name, tensor in one.tensors.items())
+    assert one.tensors["blocks.1.inner.weight"].std() > 0.1
+
+
+def test_weights_in_bf16_stay_so(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = Model().to(torch.bfloat16)
+    model.positions = Model().positions
+    folder, chosen = write(model, tmp_path), plan(model)
+    found, expected = trained(Model, chosen, weights=folder, epochs=1), trained(model, chosen, epochs=1)
+    assert found.tensors["head.weight"].dtype is torch.bfloat16
+    assert found.losses == expected.losses
+
+
+def test_dropout_draws_what_it_draws_in_the_module_itself(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = Dropping()
+    folder, chosen = write(model, tmp_path), plan(model)
+    assert trained(Dropping, chosen, weights=folder, epochs=1).losses == trained(model, chosen, epochs=1).losses
+
+
+def test_a_model_by_its_weights_is_validated_and_evaluated(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = Model()
+    folder, chosen = write(model, tmp_path), plan(model)
+    pipe = FuncPipe(Model, loss_fn=loss, optimizer=optimizer, weights=folder)
+    held = FuncPipe(model, loss_fn=loss, optimizer=optimizer)
+    found, expected = (each.evaluate(data()[:8], plan=chosen, message_deadline_s=60) for each in (pipe, held))
+    assert found.loss == expected.loss
+    runs = [each.train(data(), plan=chosen, validation=data()[:4], message_deadline_s=60) for each in (pipe, held)]
+    assert runs[0].validations == runs[1].validations
+
+
+class Reading(Model):
+    def forward(self, ids: Tensor) -> Tensor:
+        x = super().forward(ids)
+        return x * 2 if x.sum().item() > 0 else x
+
+
+class Growing(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.empty(3))
+
+
+class Half(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.half()
+
+
+REFUSED: dict[str, tuple[Callable[[], nn.Module], str]] = {
+    "a narrower model": (lambda: Model(width=4), r"embed.weight has shape \[11, 4\], and \[11, 8\] in .*model-0"),
+    "a shallower model": (
+        lambda: Model(blocks=2),
+        r"Model has no blocks\.2\..* and 2 more, which are in the files of weights; make",
+    ),
+    "no contents": (Growing, r"scale is in no file of weights, .* without contents"),
+    "another dtype": (Half, r"is of torch\.float16, and of torch\.float32 in .*let the function make it of that"),
+    "no module": (lambda: "model", r"returns a str, not a torch\.nn\.Module"),  # type: ignore[dict-item, return-value]
+    "contents": (lambda: Model(blocks=int(torch.ones(2).sum().item())), r"fails on the meta device"),
+}
+
+
+@pytest.mark.parametrize(("factory", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_the_weights_do_not_fit_is_refused_by_headers_alone(
+    tmp_path: Path, factory: Callable[[], nn.Module], message: str
+) -> None:
+    folder = write(Model(), tmp_path)
+    with pytest.raises(ModelError, match=message):
+        FuncPipe(factory, loss_fn=loss, optimizer=optimizer, weights=folder)
+
+
+@pytest.mark.parametrize("source", ["nothing", "nothing.safetensors", "empty"])
+def test_files_that_are_missing_are_named(tmp_path: Path, source: str) -> None:
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(DataError, match=f"{source}"):
+        FuncPipe(Model, loss_fn=loss, optimizer=optimizer, weights=str(tmp_path / source))
+
+
+def test_code_that_looks_into_what_follows_from_weights_is_named(tmp_path: Path) -> None:
+    pipe = FuncPipe(Reading, loss_fn=loss, optimizer=optimizer, weights=write(Model(), tmp_path))
+    with pytest.raises(ModelError, match=r"item\(\) > 0 else x`: .*weights are not here: .* must not depend on values"):
+        pipe.train(data(), plan=plan(Model()))
+
+
+def test_a_module_that_is_made_already_is_refused_beside_weights(tmp_path: Path) -> None:
+    with pytest.raises(InvalidValue, match="must be a function that makes the module"):
+        FuncPipe(Model(), loss_fn=loss, weights=write(Model(), tmp_path))
+
+
+@pytest.mark.parametrize("verb", ["verify", "load"])
+def test_what_needs_the_weights_here_says_so(tmp_path: Path, verb: str) -> None:
+    pipe = FuncPipe(Model, loss_fn=loss, optimizer=optimizer, weights=write(Model(), tmp_path))
+    with pytest.raises(ModelError, match=f"{verb} needs the module's weights in this process"):
+        pipe.verify(data()) if verb == "verify" else pipe.load("run", storage=tmp_path.as_uri())
+
+
+@pytest.mark.parametrize("as_url", [True, False])
+def test_files_may_be_named_one_by_one(tmp_path: Path, as_url: bool) -> None:
+    files = sorted(write(Model(), tmp_path).glob("*.safetensors"))
+    found = find_weights([file.as_uri() if as_url else file for file in files])
+    assert found.keys() == find_weights(tmp_path.as_uri() if as_url else tmp_path).keys()
+    assert found == find_weights(files[0].parent / "model.safetensors.index.json")
+    (tmp_path / "copy.safetensors").write_bytes(files[0].read_bytes())
+    with pytest.raises(DataError, match="is in two files"):
+        find_weights([*files, tmp_path / "copy.safetensors"])
+
+
+def test_wrappers_of_peft_find_their_weights(tmp_path: Path) -> None:
+    class Wrapped(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            inner = Model()
+            inner.blocks[0].inner = nn.ModuleDict({"base_layer": nn.Linear(8, 16)})
+            self.base_model = nn.ModuleDict({"model": inner})
+
+    _, weights = open_model(Wrapped, write(Model(), tmp_path))
+    assert weights.stored["base_model.model.blocks.0.inner.base_layer.weight"].shape == (16, 8)
+    assert weights.made.keys() == {"base_model.model.positions"}
+
+
+def test_files_of_this_machine_are_refused_where_functions_run_in_a_cloud(tmp_path: Path) -> None:
     _, weights = open_model(Model, str(write(Model(), tmp_path)))
     weights.check_reachable("local:///socket")
+    weights.check_reachable("ray://local")
     with pytest.raises(PlatformRefused, match="lie on this machine"):
         weights.check_reachable("aws-lambda://funcpipe?region=eu-central-1")
+
+
+def test_one_block_of_each_kind_is_timed_without_weights(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = Model()
+    given: dict[str, Any] = {"platform": "local", "micro_batch": 2, "repeats": 1, "layers": 100}
+    held = FuncPipe(model, loss_fn=loss, optimizer=optimizer).profile(SAMPLE, **given)
+    pipe = FuncPipe(Model, loss_fn=loss, optimizer=optimizer, weights=write(model, tmp_path))
+    found = pipe.profile(SAMPLE, **given)
+    assert is_weightless(pipe.model)
+    assert found.timed_as == held.timed_as
+    assert found.timed_as["blocks.2.outer"] == "blocks.0.outer"
+    assert len(found.timed_as) == 6
+    assert all(layer.forward_s[0] > 0 and layer.backward_s[0] > 0 for layer in found.layers[1:])
+    assert found.tensors == held.tensors
+    sizes = ("name", "parameter_bytes", "constant_bytes", "activation_bytes", "input_bytes")
+    assert [[getattr(layer, size) for size in sizes] for layer in found.layers] == [
+        [getattr(layer, size) for size in sizes] for layer in held.layers
+    ]
+    assert pipe.optimize(global_batch=8).stages
+    assert from_text(ModelProfile, to_text(found), source="a test") == found

@@ -18,7 +18,7 @@ from funcpipe.client.prepare.data import (
 from funcpipe.client.prepare.evaluation import JobEvaluation, as_validation, make_evaluation
 from funcpipe.client.prepare.joint_trial import JointTrial
 from funcpipe.client.prepare.loss_calls import check_reach
-from funcpipe.client.prepare.rehearsal import carried_by_loss, check_is_finite, rehearse
+from funcpipe.client.prepare.rehearsal import carried_by_loss, check_is_finite, rehearse, rehearse_shapes
 from funcpipe.client.prepare.weights import ModelWeights
 from funcpipe.core import Coupled, Plan, PlatformSpec, RunSettings, Validation, Wire, checks
 from funcpipe.core.validation import LOSS
@@ -29,6 +29,7 @@ from funcpipe.model.graph.isolation import in_turn, tried_in_turn
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried, with_followed
 from funcpipe.model.split import StageModule
 from funcpipe.model.split.module_state import read_attributes
+from funcpipe.model.tensors import is_weightless
 from funcpipe.platforms.base import Platform
 from funcpipe.platforms.catalog import planned_spec
 from funcpipe.training.averaging import followed, warn_of_copies
@@ -283,6 +284,9 @@ def _tried(job: Job, learner: Learner, source: DataSource, opening: FirstBatch, 
     _warn_of_counts(job)
     if recipe.coupled is Coupled.ACCUMULATE:
         _log.warning("losses are means over %s, whatever the loss makes of a whole batch", recipe.loss_over)
+    if is_weightless(model):
+        carried = rehearse_shapes(model, recipe, first, seed=job.seed) if rehearses else NOTHING_CARRIED
+        return replace(job, loss_carried=carried)
     spread, joint = _spread(job, dataset, first), None
     if spread is not None and recipe.coupled is Coupled.CACHE:
         joint = JointTrial.of(model, recipe, spread)

@@ -30,9 +30,9 @@ from funcpipe.model.graph.program import autocast_to
 from funcpipe.model.graph.user_code import source_location
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried
 from funcpipe.model.split.stage import hold, modules_of, of_model, trained_by
-from funcpipe.model.tensors import copied, tree_map
+from funcpipe.model.tensors import copied, stand_in, tensors_in, tree_map
 from funcpipe.training.data import LoadedBatch
-from funcpipe.training.losses import LossFunction
+from funcpipe.training.losses import LossFunction, loss_of_output
 from funcpipe.training.optimizers import ParameterShape, stage_optimizer, trainable_shapes
 from funcpipe.training.parameter_hooks import hooks_of, try_hooks
 from funcpipe.training.recipe import Recipe
@@ -84,7 +84,7 @@ def rehearse(
                 raise kind(f"{said}. {OFF}")
             _log.warning("%s. The run goes on in spite of it: on_nan is %r", said, recipe.on_nan.value)
         number, finite = loss.item(), math.isfinite(loss.item())
-        _backward(model, loss, trained)
+        _backward(model, [loss], trained)
         carried = calls.carried(outputs, target, None if recipe.is_weighted else loss)
         del output, loss, given
         try_hooks(model, hooks, seed=seed, scales_loss=recipe.precision.scales_loss or recipe.is_weighted)
@@ -95,6 +95,21 @@ def rehearse(
             check_is_mean(model, recipe, replace(batch, target=target), outputs, spread, seed=seed)
     _log.info("one micro-batch was trained on here in %.2f s, and nothing is wrong with it", time.monotonic() - began_s)
     return carried
+
+
+def rehearse_shapes(model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, seed: int) -> Carried:
+    """Run `model`, whose weights are not here, forward and backward on `batch`: what depends on shapes fails here.
+
+    Returns what calls of the loss leave for the next ones, for outputs of random numbers. Raises ModelError.
+    """
+    trained = _trained(model, recipe.loss)
+    with training_mode(model), preserve_state(model), preserve_gradients(model), autocast_to(recipe.precision):
+        output = _forward(model, batch)
+        end = recipe.loss(output, batch.target) if recipe.loss is loss_of_output else output
+        roots = [tensor for tensor in tensors_in(end) if tensor.requires_grad]
+        _backward(model, roots, trained)
+    _log.info("the first micro-batch fits the model; as its weights are not here, no numbers were tried")
+    return carried_by_loss(model, recipe, batch, seed=seed)
 
 
 def carried_by_loss(model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, seed: int) -> Carried:
@@ -112,7 +127,7 @@ def carried_by_loss(model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, see
         try:
             reseed(layer_seed(seed, 0, 0, "rehearsal"), GENERATORS)
             with autocast_to(recipe.precision):
-                output = _forward(model, batch)
+                output = stand_in(_forward(model, batch))
             calls.check_untouched("the forward of the model")
             return calls.carried(output, batch.target)
         except FuncPipeError:
@@ -157,10 +172,10 @@ def _detached_copy(value: Any) -> Any:
     return value.detach().clone() if isinstance(value, Tensor) else value
 
 
-def _backward(model: nn.Module, loss: Tensor, trained: Mapping[str, nn.Parameter]) -> None:
-    """Leave the gradients of `loss` in the `trained` parameters."""
+def _backward(model: nn.Module, ends: Sequence[Tensor], trained: Mapping[str, nn.Parameter]) -> None:
+    """Leave the gradients of `ends`, by default the loss, in the `trained` parameters."""
     try:
-        torch.autograd.backward(loss)
+        torch.autograd.backward(ends, [torch.ones_like(end) for end in ends])
     except Exception as error:
         raise ModelError(
             f"the backward pass of the first micro-batch fails: {source_location(model, error)[1]}"

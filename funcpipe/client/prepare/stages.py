@@ -8,12 +8,13 @@ from torch import Tensor
 
 from funcpipe.client.prepare.job import Job
 from funcpipe.core import Coupled, Routes, TensorProfile, TiedParameter, find_routes, stages_of_layers
-from funcpipe.errors import PlanError
+from funcpipe.errors import ModelError, PlanError
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.isolation import in_turn
 from funcpipe.model.split import StageModule, dump_stage, split, stage_bounds
 from funcpipe.model.split.cut import check_shared
 from funcpipe.model.split.stage import attach_loss, kept_names
+from funcpipe.model.tensors import fingerprint
 from funcpipe.training.data_source import PreparedData, of_evaluation
 from funcpipe.training.evaluation import StageEvaluation
 from funcpipe.training.losses import loss_of_output
@@ -164,7 +165,8 @@ def _prepared_stage(
     job: Job, routes: Routes, stage: StageModule, data: RunData, evaluation: StageEvaluation | None
 ) -> PreparedStage:
     training = data.training if stage.inputs or stage.is_last else None
-    weights = None if job.weights is None else job.weights.of_stage(stage)
+    beside = [] if evaluation is None or evaluation.stage is stage else [evaluation.stage]
+    weights = None if job.weights is None else job.weights.of_stages(stage, *beside)
     stage_job = StageJob(
         routes=routes,
         signature=job.graph.signature,
@@ -180,7 +182,14 @@ def _prepared_stage(
         layout=job.layout if stage.is_last else None,
         weights=weights,
     )
-    bundle, tensors = dump_stage(stage, stage_job, elsewhere={} if weights is None else weights.stored)
+    elsewhere = () if weights is None else (*weights.stored, *weights.made)
+    bundle, tensors = dump_stage(stage, stage_job, elsewhere=elsewhere, beside=beside)
+    unknown = [name for name, tensor in tensors.items() if fingerprint(tensor) is not None]
+    if unknown:
+        raise ModelError(
+            f"the stage from layer {stage.program.layers[0].name} holds a tensor that follows from weights, which are "
+            f"not here ({unknown[0]}); compute it in the forward"
+        )
     return PreparedStage(module=stage, bundle=bundle, tensors=tensors)
 
 

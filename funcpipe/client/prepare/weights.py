@@ -8,12 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
+import torch
 from torch import Tensor, nn
 
 from funcpipe.comm.weight_files import StoredTensor, read_header
 from funcpipe.errors import DataError, KeyMissing, ModelError, PlatformRefused
+from funcpipe.model.deferred import Construction, Made
+from funcpipe.model.graph.reachable import plain_attributes
 from funcpipe.model.graph.values import first_few
 from funcpipe.model.tensors import named_tensors
+from funcpipe.model.weightless import Weightless
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import LOCAL, is_ray, open_storage
 from funcpipe.training.stage_job import StageWeights
@@ -28,15 +32,19 @@ _INDEX = "model.safetensors.index.json"
 
 @dataclass(frozen=True, kw_only=True)
 class ModelWeights:
-    """The tensors of a model that lie in files, by each of the model's names for them."""
+    """The tensors of a model by its names for them: those that lie in files, and those that its constructor makes."""
 
     stored: Mapping[str, StoredTensor]
+    made: Mapping[str, Made]
 
-    def of_stage(self, stage: nn.Module) -> StageWeights:
-        """Those that `stage` holds."""
-        named = (*stage.named_parameters(remove_duplicate=False), *stage.named_buffers(remove_duplicate=False))
-        stored = {name: self.stored[name] for name, _ in named if name in self.stored}
-        return StageWeights(stored=stored, open_storage=open_storage)
+    def of_stages(self, *stages: nn.Module) -> StageWeights:
+        """Those that any of `stages` holds."""
+        names = {name for stage in stages for name, _ in _tensors(stage)}
+        return StageWeights(
+            stored={name: tensor for name, tensor in self.stored.items() if name in names},
+            made={name: made for name, made in self.made.items() if name in names},
+            open_storage=open_storage,
+        )
 
     def check_reachable(self, platform: str) -> None:
         """Raise PlatformRefused for files of this machine if the functions of `platform`, a URL, run in a cloud."""
@@ -49,14 +57,54 @@ class ModelWeights:
 
 
 def open_model(factory: Callable[[], nn.Module], source: WeightSource) -> tuple[nn.Module, ModelWeights]:
-    """The model that `factory` makes, with the weights in the files of `source`.
+    """The model that `factory` makes, without contents, and where these come from: the files of `source`, above all.
 
     Raises DataError for files that are missing or damaged, ModelError for weights of another model.
     """
-    model = factory()
-    weights = match_weights(model, find_weights(source))
-    weights.of_stage(model).fill([model], None)
-    return model, weights
+    found, construction = find_weights(source), Construction()
+    model = construction.run(factory)
+    stored = match_weights(model, found)
+    made = _empty(model, stored, construction)
+    for module in model.modules():
+        for name, value in plain_attributes(module).items():
+            if isinstance(value, Tensor) and value.is_meta:
+                setattr(module, name, _made(construction, f"the attribute {name}", value).compute(0))
+    return model, ModelWeights(stored=stored, made=made)
+
+
+def _empty(model: nn.Module, stored: Mapping[str, StoredTensor], construction: Construction) -> dict[str, Made]:
+    """Take the tensors of `model` from the meta device, still without contents; return those that are not `stored`."""
+    made: dict[str, Made] = {}
+    emptied: dict[int, Tensor] = {}
+    mode, named = Weightless(), list(_tensors(model))
+    for name, tensor in named:
+        if not tensor.is_meta:
+            continue
+        if name in stored:
+            tensor.data = tensor.data.to(stored[name].dtype)
+        else:
+            made[name] = _made(construction, name, tensor)
+        if id(tensor) not in emptied:
+            emptied[id(tensor)] = mode.empty(tensor, name)
+    for module in model.modules():
+        for own in (module._parameters, module._buffers):
+            for name, held in own.items():
+                own[name] = emptied.get(id(held), held)  # type: ignore[assignment]
+    return made
+
+
+def _tensors(module: nn.Module) -> tuple[tuple[str, Tensor], ...]:
+    return (*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False))
+
+
+def _made(construction: Construction, name: str, tensor: Tensor) -> Made:
+    found = construction.made(tensor)
+    if found is None:
+        raise ModelError(
+            f"{name} is in no file of weights, and the function that makes the model leaves it without contents; add "
+            "it to the files, or initialise it there with torch's operators"
+        )
+    return found
 
 
 def find_weights(source: WeightSource) -> dict[str, StoredTensor]:
@@ -113,8 +161,8 @@ def _keys(storage: Storage, name: str, source: str) -> list[str]:
         raise DataError(f"{name or _INDEX} of {source} is no index of safetensors files: {error}") from error
 
 
-def match_weights(model: nn.Module, found: Mapping[str, StoredTensor]) -> ModelWeights:
-    """The tensors of `model` that are among those `found`; each of the names of a tied one may be.
+def match_weights(model: nn.Module, found: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+    """The tensors of `model` that are among those `found`, by its names; each of the names of a tied one may be.
 
     Raises ModelError for tensors of other shapes or kinds of numbers, and for those that the model does not have.
     """
@@ -132,7 +180,7 @@ def match_weights(model: nn.Module, found: Mapping[str, StoredTensor]) -> ModelW
     missing = [name for name in own if name not in stored]
     if missing:
         _log.info("%d tensors are in no file of weights, and are initialised: %s", len(missing), first_few(missing))
-    return ModelWeights(stored=stored)
+    return stored
 
 
 def _name_in(found: Mapping[str, StoredTensor], name: str) -> str | None:
@@ -169,5 +217,9 @@ def _check_form(name: str, own: Tensor, stored: StoredTensor) -> None:
             f"{name} has shape {list(own.shape)}, and {list(stored.shape)} in {stored.file.place}; make the model that "
             "the weights are of"
         )
-    if own.dtype is not stored.dtype:
-        raise ModelError(f"{name} is of {own.dtype}, and of {stored.dtype} in {stored.file.place}; make it of that")
+    if own.dtype is stored.dtype or (own.dtype is torch.float32 and stored.dtype.is_floating_point):
+        return
+    raise ModelError(
+        f"{name} is of {own.dtype}, and of {stored.dtype} in {stored.file.place}; let the function make it of that "
+        "(with torch.float32, torch's default, it takes what the file has), or write the file anew"
+    )

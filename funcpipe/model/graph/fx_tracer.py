@@ -13,7 +13,12 @@ from typing import Any
 import torch
 import torch.fx
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+)
 from torch.fx.proxy import TraceError
 
 from funcpipe.model.graph.node_functions import Container, expect_count, expect_number, rebuilt
@@ -89,7 +94,8 @@ class _Tracer(torch.fx.Tracer):
         self.notes: tuple[str, ...] = ()
         self.sizes_differ = False  # whether code has asked for a number that differs between the examples
         self._inside = frozenset(request.model.modules())
-        self._modes = [FakeTensorMode(allow_non_fake_inputs=True) for _ in request.examples]
+        own = next((t.fake_mode for t in request.model.parameters() if isinstance(t, FakeTensor)), None)
+        self._modes = [own or FakeTensorMode(allow_non_fake_inputs=True) for _ in request.examples]
         self._evaluating = False
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from funcpipe.errors import InputError
 from funcpipe.model.draws import GENERATORS, SHARED_GENERATORS
 from funcpipe.model.graph.reachable import is_empty_cell, reachable, user_classes
+from funcpipe.model.tensors import fingerprint, same
 
 _Given = ParamSpec("_Given")
 _Found = TypeVar("_Found")
@@ -182,6 +183,9 @@ def _restore_members(clear: Callable[[Any], None], add: Callable[[Any, Any], Non
 def _restore_tensor(tensor: Tensor, old: Tensor) -> None:
     if tensor.shape != old.shape or tensor.dtype != old.dtype:
         tensor.data = old
+    elif fingerprint(tensor) is not None:
+        if not same(tensor, old):
+            tensor.detach().copy_(old)
     elif tensor.layout is not torch.strided or not torch.equal(tensor, old):
         tensor.detach().copy_(old)
 

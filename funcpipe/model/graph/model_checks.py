@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from funcpipe.errors import ModelError
 from funcpipe.model.graph.user_code import class_and_line, current_line, title_of, with_code
-from funcpipe.model.tensors import is_dense, named_tensors
+from funcpipe.model.tensors import fingerprint, is_dense, named_tensors
 
 
 def check_model(model: nn.Module, blocks: Sequence[str]) -> None:
@@ -110,7 +110,8 @@ def tied_names(model: nn.Module, changed: Set[str]) -> tuple[tuple[str, ...], ..
 
 
 def _refuse_overlaps(tensors: Mapping[str, Tensor], written: Collection[str]) -> None:
-    starts = {name: t.data_ptr() for name, t in tensors.items() if t.numel() and t.layout is torch.strided}
+    held = {name: t for name, t in tensors.items() if fingerprint(t) is None}
+    starts = {name: t.data_ptr() for name, t in held.items() if t.numel() and t.layout is torch.strided}
     reached: list[str] = []  # tensors that may still reach into the one looked at
     for name in sorted(starts, key=starts.__getitem__):
         reached = [other for other in reached if starts[other] + _extent(tensors[other]) > starts[name]]

@@ -13,9 +13,10 @@ from torch.nn.parameter import is_lazy
 
 from funcpipe.errors import ModelError
 from funcpipe.model.graph.isolation import Snapshot
+from funcpipe.model.graph.patches import as_if_exporting
 from funcpipe.model.graph.python_state import read_state
 from funcpipe.model.graph.user_code import source_location
-from funcpipe.model.tensors import digest
+from funcpipe.model.tensors import digest, is_weightless
 
 WAS_IN_EVAL_MODE = (
     "the model is in eval mode; it is trained in training mode, as after model.train(). What is to stay in eval mode "
@@ -30,7 +31,7 @@ def training_mode(model: nn.Module, *, caches: bool = False) -> Iterator[None]:
     If the model is in training mode already, modules that the user has put in eval mode stay in it.
     """
     by_hand = [module for module in model.modules() if not module.training] if model.training else []
-    with _modes_restored(model), contextlib.nullcontext() if caches else without_caches(model):
+    with _modes_restored(model), contextlib.nullcontext() if caches else without_caches(model), _no_shortcuts(model):
         _switch(model, training=True)
         for module in by_hand:
             module.training = False
@@ -40,9 +41,14 @@ def training_mode(model: nn.Module, *, caches: bool = False) -> Iterator[None]:
 @contextlib.contextmanager
 def evaluation_mode(model: nn.Module) -> Iterator[None]:
     """Have the model's own `eval()` put it in eval mode, without caches; what else that sets is undone at the end."""
-    with _modes_restored(model), _undone(model), without_caches(model):
+    with _modes_restored(model), _undone(model), without_caches(model), _no_shortcuts(model):
         _switch(model, training=False)
         yield
+
+
+def _no_shortcuts(model: nn.Module) -> contextlib.AbstractContextManager[None]:
+    """Have a model without weights take no shortcuts that depend on data, as its graph does not."""
+    return as_if_exporting() if is_weightless(model) else contextlib.nullcontext()
 
 
 def set_mode(module: nn.Module, *, training: bool) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.model.graph.user_code import is_written_here
+from funcpipe.model.tensors import storage_id
 
 DEPTH = 8
 """The depth to which containers may be nested below a module's attributes."""
@@ -223,5 +224,5 @@ def _is_leaf(value: Any) -> bool:
 def _identity(value: Any) -> int:
     """A number that is the same for one object, and for tensors with one memory."""
     if isinstance(value, Tensor) and value.layout is torch.strided and value.device.type != "meta" and value.numel():
-        return value.untyped_storage().data_ptr() or id(value)
+        return storage_id(value) or id(value)
     return id(value)

@@ -20,7 +20,7 @@ from funcpipe.model.graph.inputs import Collated, CollatedBatches, CutBatches, I
 from funcpipe.model.graph.model_checks import refuse_max_norm, refuse_max_norm_of_calls
 from funcpipe.model.graph.symbols import Symbols, symbols_of, symbols_of_collated
 from funcpipe.model.graph.user_code import find_line, source_location
-from funcpipe.model.tensors import same
+from funcpipe.model.tensors import is_weightless, same
 
 Group = tuple[tuple[str, int], ...]
 """Dimensions of inputs, as (input, dimension), that have one size and change together."""
@@ -128,6 +128,12 @@ class Runs(ABC):
         )
 
     def _failed(self, failure: Exception) -> ModelError:
+        if is_weightless(self._model):
+            return ModelError(
+                f"the model fails on the sample. {source_location(self._model, failure)[1]}. Its weights are not here: "
+                "code must not depend on values that follow from them (item(), if x.sum() > 0, nonzero()); change "
+                "that, or give the module itself, without weights="
+            )
         return ModelError(
             f"the model fails on the sample. {source_location(self._model, failure)[1]}. Call it with the sample, in "
             "training mode, to see the whole traceback; inputs and types must be those of training"

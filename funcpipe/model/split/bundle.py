@@ -6,7 +6,7 @@ import io
 import pickle
 import pickletools
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextvars import Context, ContextVar
 from types import ModuleType
 from typing import Any
@@ -24,15 +24,18 @@ from funcpipe.model.graph.user_code import is_installed, is_standard
 from funcpipe.model.split.stage import StageModule
 
 
-def dump_stage(stage: StageModule, extra: Any, *, elsewhere: Collection[str] = ()) -> tuple[bytes, dict[str, Tensor]]:
+def dump_stage(
+    stage: StageModule, extra: Any, *, elsewhere: Collection[str] = (), beside: Sequence[StageModule] = ()
+) -> tuple[bytes, dict[str, Tensor]]:
     """`stage` and `extra` as a bundle of code without the contents of tensors, and the tensors by name.
 
     A tensor that several names or objects refer to is stored once, so that ties survive. Of those whose names are in
-    `elsewhere` the bundle has shape and dtype alone. The bundle includes the user's own Python modules. Raises
-    ModelError if something cannot be pickled.
+    `elsewhere` the bundle has shape and dtype alone; modules `beside` the stage, in the extra, may have some too. The
+    bundle includes the user's own Python modules. Raises ModelError if something cannot be pickled.
     """
     try:
-        return _dump((stage, extra), {id(t): name for name, t in _named_tensors(stage)}, elsewhere)
+        names = {id(tensor): name for part in (*beside, stage) for name, tensor in _named_tensors(part)}
+        return _dump((stage, extra), names, elsewhere)
     except Exception as error:
         raise ModelError(
             f"the stage cannot be sent to another process: {error_text(error)}; "

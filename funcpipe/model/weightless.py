@@ -1,0 +1,150 @@
+"""Tensors without contents, by which a model is traced whose weights are not here.
+
+Each has a fingerprint in place of its contents: a hash of the operator that has made it, and of the fingerprints of
+what that was given. Weights begin with one of their name, and tensors with contents have one of these:
+
+    weight                     ->  a = hash("weight")
+    input                      ->  b = hash(its bytes)
+    aten.mm(input, weight)     ->  c = hash("aten.mm", b, a)
+
+Two runs with the same fingerprints have called the same operators, in the order of the data, on the same weights: so
+they compute the same, to the bit, with whatever contents. That is more than numbers that are close can show.
+
+What depends on inputs alone keeps its contents, so that code may look into masks. It may not look into what follows
+from weights.
+"""
+
+import functools
+import hashlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from funcpipe.errors import ModelError
+from funcpipe.model.tensors import flatten, is_dense
+
+
+class Weightless(FakeTensorMode):  # type: ignore[no-untyped-call]
+    """Computes shapes, types and fingerprints of what operators make of tensors without contents."""
+
+    def __init__(self) -> None:
+        super().__init__(allow_non_fake_inputs=True)
+        self._known: dict[int, tuple[Any, str]] = {}  # by the identity of storages: a weak reference, the fingerprint
+        self._depth = 0
+
+    def empty(self, tensor: Tensor, name: str) -> Tensor:
+        """A tensor like `tensor`, which is on the meta device, with the fingerprint of its `name`."""
+        cpu = torch.device("cpu")
+        fake: Tensor = self.fake_tensor_converter.from_meta_and_device(self, tensor.detach(), cpu)
+        self._know(fake, f"weight {name}")
+        if isinstance(tensor, nn.Parameter):
+            return nn.Parameter(fake, tensor.requires_grad)
+        return fake
+
+    def fingerprint(self, tensor: Tensor) -> str:
+        """The fingerprint of a tensor with or without contents."""
+        where = tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()) if is_dense(tensor) else ()
+        if not isinstance(tensor, FakeTensor):
+            return _hash(where, _contents(tensor))
+        return _hash(where, tensor.storage_offset(), self._of_storage(tensor))
+
+    def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Compute the form of what `func` makes, and its fingerprint."""
+        kwargs = kwargs or {}
+        if self._depth or func in _FACTS or func.namespace == "prim":
+            return super().dispatch(func, types, args, kwargs)
+        written = [leaf for value in _written(func, args, kwargs) for leaf in flatten(value)[0]]
+        if any(isinstance(leaf, Tensor) and not isinstance(leaf, FakeTensor) for leaf in written):
+            raise ModelError(
+                f"the code writes what follows from weights into a tensor that does not ({func}); make that tensor "
+                "from one that does, such as x.new_zeros(shape) in place of torch.zeros(shape)"
+            )
+        draws = _draw() if _draws(func, args, kwargs) else 0
+        given = [self.fingerprint(v) if isinstance(v, Tensor) else repr(v) for v in flatten((args, kwargs))[0]]
+        before = {leaf.untyped_storage()._cdata for leaf in flatten((args, kwargs))[0] if isinstance(leaf, Tensor)}
+        self._depth += 1
+        try:
+            result = super().dispatch(func, types, args, kwargs)
+        finally:
+            self._depth -= 1
+        made = [leaf for leaf in flatten(result)[0] if isinstance(leaf, FakeTensor)]
+        new = [leaf for leaf in made if leaf.untyped_storage()._cdata not in before]
+        copied = self._copied(func, args, result)
+        for number, leaf in enumerate([*written, *new]):
+            if isinstance(leaf, FakeTensor):
+                self._know(leaf, copied or _hash(str(func), draws, given, number))
+        return result
+
+    def _copied(self, func: Any, args: Any, result: Any) -> str | None:
+        """The fingerprint of the storage of a plain copy, which is the original's; None for anything else."""
+        if func not in _COPIES or not isinstance(result, FakeTensor):
+            return None
+        source = args[1] if func is torch.ops.aten.copy_.default else args[0]
+        alike = isinstance(source, FakeTensor) and source.dtype == result.dtype and source.shape == result.shape
+        return self._of_storage(source) if alike and _is_whole(source) and _is_whole(result) else None
+
+    def _of_storage(self, tensor: Tensor) -> str:
+        reference, found = self._known.get(tensor.untyped_storage()._cdata, (None, ""))
+        return found if reference is not None and not reference.expired() else "unknown"
+
+    def _know(self, tensor: Tensor, found: str) -> None:
+        if len(self._known) > _MOST:
+            self._known = {key: entry for key, entry in self._known.items() if not entry[0].expired()}
+        storage = tensor.untyped_storage()
+        self._known[storage._cdata] = StorageWeakRef(storage), found  # type: ignore[no-untyped-call]
+
+
+_MOST = 10_000
+
+_COPIES = frozenset({torch.ops.aten.clone.default, torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default})
+
+_FACTS = frozenset({torch.ops.aten.sym_size.default, torch.ops.aten.is_same_size.default})
+
+
+def _hash(*parts: object) -> str:
+    return hashlib.blake2b(repr(parts).encode(), digest_size=12).hexdigest()
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    """Return whether `tensor` is all of its storage, in order."""
+    return tensor.is_contiguous() and tensor.nbytes == tensor.untyped_storage().nbytes()
+
+
+def _contents(tensor: Tensor) -> str:
+    if not is_dense(tensor):
+        return repr(tensor)
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return hashlib.blake2b(plain.view(torch.uint8).numpy().data, digest_size=12).hexdigest()
+
+
+@functools.cache
+def _writing(func: Any) -> tuple[tuple[int, str], ...]:
+    found = enumerate(func._schema.arguments)
+    return tuple((i, a.name) for i, a in found if a.alias_info is not None and a.alias_info.is_write)
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> list[Any]:
+    """The arguments that `func` writes into."""
+    return [args[i] if i < len(args) else kwargs[name] for i, name in _writing(func) if i < len(args) or name in kwargs]
+
+
+def _draws(func: Any, args: Any, kwargs: Any) -> bool:
+    """Return whether `func` draws random numbers: not as an attention without dropout."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.name in ("dropout_p", "p", "dropout"):
+            value = args[i] if i < len(args) else kwargs.get(argument.name, argument.default_value)
+            return bool(value)
+    return True
+
+
+def _draw() -> int:
+    """Advance torch's generator, so that drawing is seen; returns where it was."""
+    generator = torch.default_generator
+    seed = generator.initial_seed()
+    generator.manual_seed((seed * 6364136223846793005 + 1442695040888963407) % (1 << 63))
+    return seed
