@@ -59,7 +59,8 @@ class StartedFunction:
 class WatchedFunction:
     """A function that this process has known of since `since_s`, when it was `age_s` old, and that ended at `ended_s`.
 
-    Times are by this process's clock; `status` is what the platform last said, unless the function `is_unknown` to it.
+    Times are by this process's clock; `status` is what the platform last said. A function that `is_unknown` to it, and
+    could not be stopped, may still run, and counts until it is stopped.
     """
 
     started: StartedFunction
@@ -82,6 +83,11 @@ class WatchedFunction:
         """Note that it has ended by now."""
         if self.ended_s is None:
             self.ended_s = self.clock()
+
+    @property
+    def runs(self) -> bool:
+        """True if it runs, as far as is known here."""
+        return self.ended_s is None and not self.is_unknown
 
     def from_its_start(self) -> "WatchedFunction":
         """Return it as known from its start: it began while this process watched its worker."""
@@ -146,22 +152,27 @@ class FunctionGroup:
 
     @property
     def running(self) -> Sequence[WatchedFunction]:
-        """The functions that are not known to have ended."""
-        return [function for function in self.functions if function.ended_s is None]
+        """The functions that run, as far as is known here."""
+        return [function for function in self.functions if function.runs]
 
     @property
     def left(self) -> Sequence[WatchedFunction]:
-        """The functions that run, or may do so, as the platform could not say."""
-        return [function for function in self.functions if function.ended_s is None or function.is_unknown]
+        """The functions that run, or may do so, as the platform could neither say nor stop them."""
+        return [function for function in self.functions if function.ended_s is None]
 
     def poll(self, function: WatchedFunction) -> Status:
-        """Return the function's state; note its end. One that the platform does not know any more has failed."""
+        """Return the function's state; note its end.
+
+        One of which the platform cannot say it has failed. It is stopped, so that it does not run on beside another in
+        its place.
+        """
+        handle = function.started.handle
         try:
-            status, function.is_unknown = self.platform.status(function.started.handle), False
+            status, function.is_unknown = self.platform.status(handle), False
         except PlatformError as error:
-            status, function.is_unknown = _unknown(error), True
+            status, function.is_unknown = _unknown(error), not stop_functions(self.platform, [handle])
         function.status = status
-        if status.state is not State.RUNNING:
+        if status.state is not State.RUNNING and not function.is_unknown:
             function.has_ended()
         return status
 
@@ -225,16 +236,16 @@ def invoke_with_retry(
     raise AssertionError("the count never ends")
 
 
-def stop_functions(platform: Platform, handles: Iterable[Handle]) -> None:
-    """Stop functions in parallel, as a cloud may take seconds for each. One that the platform no longer knows has
-    ended.
-    """
+def stop_functions(platform: Platform, handles: Iterable[Handle]) -> bool:
+    """Stop functions in parallel, as a cloud may take seconds for each; return True if all could be stopped."""
 
-    def stop(handle: Handle) -> None:
+    def stop(handle: Handle) -> bool:
         try:
             platform.stop(handle)
         except PlatformError as error:
-            _log.debug("function %s of worker %s could not be stopped: %s", handle.name, handle.worker, error)
+            _log.warning("function %s of worker %s may still run and cost money: %s", handle.name, handle.worker, error)
+            return False
+        return True
 
     with ThreadPoolExecutor(_STOPS_AT_ONCE) as pool:
-        list(pool.map(stop, handles))
+        return all(list(pool.map(stop, handles)))

@@ -62,6 +62,7 @@ class Scripted(Recording):
 
     said: dict[str, Status | PlatformError] = field(default_factory=dict)
     stopped: list[str] = field(default_factory=list)
+    cannot_stop: set[str] = field(default_factory=set)
 
     def status(self, handle: Handle) -> Status:
         match self.said.get(handle.name):
@@ -71,6 +72,8 @@ class Scripted(Recording):
                 return said or super().status(handle)
 
     def stop(self, handle: Handle) -> None:
+        if handle.name in self.cannot_stop:
+            raise PlatformError("no answer either")
         self.stopped.append(handle.name)
 
 
@@ -83,12 +86,31 @@ def test_a_group_ends_what_may_run_when_it_is_left() -> None:
         polled = [group.poll(function).state for function in functions]
         clock.now_s += 2.0
         assert [group.of(f"probe{number}") for number in range(3)] == [[function] for function in functions]
-        assert (group.running, group.left) == (functions[2:], functions[1:])
+        assert (group.running, group.left) == (functions[2:], functions[2:])
+        assert platform.stopped == ["function 2"]  # it may have run on, beside the one that takes its place
     assert polled == [State.DONE, State.FAILED, State.RUNNING]
     assert functions[1].status == Status(state=State.FAILED, reason="is not known any more: no answer")
     assert [function.watched_s() for function in functions] == [5.0, 5.0, 7.0]
     assert sorted(platform.stopped) == ["function 2", "function 3"]
     assert [group.runs(function.started) for function in functions] == [False, False, True]
+
+
+def test_a_function_that_can_be_neither_asked_for_nor_stopped_counts_until_it_is(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock, platform = Clock(), Scripted()
+    with FunctionGroup(platform, clock=clock) as group:
+        function = group.start(WORKER)
+        platform.said, platform.cannot_stop = {"function 1": PlatformError("no answer")}, {"function 1"}
+        clock.now_s += 5.0
+        assert group.poll(function).state is State.FAILED
+        assert (group.running, group.left) == ([], [function])
+        clock.now_s += 2.0
+        platform.cannot_stop = set()
+    clock.now_s += 1.0
+    assert (function.seconds(), platform.stopped) == (7.0, ["function 1"])
+    text = "function function 1 of worker probe0 may still run and cost money"
+    assert [message.partition(":")[0] for message in caplog.messages] == [text]
 
 
 def test_a_restart_is_due_once_and_a_worker_is_given_up_after_a_few() -> None:

@@ -237,7 +237,7 @@ class Supervisor:
             function = known.get(found.handle.name)
             if function is None:
                 function = joined(found, newest_heartbeat(self._storage, self._keys, name)).from_its_start()
-            function.ended_s = None
+            function.ended_s, function.is_unknown = None, False
             self._group.watch(function)
             worker.beat_seen_s = time.monotonic()
             _log.info(

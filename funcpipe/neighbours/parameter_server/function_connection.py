@@ -251,7 +251,8 @@ class FunctionConnection:
     def close(self) -> None:
         """Expect nothing more."""
         self.over = True
-        self.function.has_ended()
+        if not self.function.is_unknown:
+            self.function.has_ended()
         self.function_ended()
 
     def join(self) -> None:

@@ -96,9 +96,7 @@ class FunctionPool:
         if now_s - self._polled_s < _POLL_S:
             return []
         self._polled_s = now_s
-        found = [
-            self._check(connection, now_s) for connection in self.connections if connection.function.ended_s is None
-        ]
+        found = [self._check(connection, now_s) for connection in self.connections if connection.function.runs]
         return [lost for lost in found if lost is not None]
 
     def start_due(self) -> None:

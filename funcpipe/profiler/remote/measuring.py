@@ -100,7 +100,7 @@ def run_probes(
                 late = status.state is State.RUNNING and seconds > longest_s
                 if late:
                     group.stop([function])
-                if function.ended_s is not None:
+                if not function.runs:
                     probe = by_worker[function.started.worker]
                     budget.spend(spec.size(probe.size), seconds)
                     ended.append(FinishedProbe(probe, function.started.started_at_s, status, late))
