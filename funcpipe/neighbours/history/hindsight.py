@@ -107,8 +107,9 @@ def _compared(one: Provision, table: ProvisionTable) -> ComparedWay:
 
 
 def plan_key(plan: Plan) -> str:
-    """The key of a plan, whatever was predicted of it and whichever search found it."""
-    return _digest(to_text(replace(plan, estimate=None, solver=None, request=None)))
+    """The key of a plan, whatever was predicted of it, whichever search found it, and in whatever order it is written."""
+    text = to_text(replace(plan, estimate=None, solver=None, request=None))
+    return _digest(json.dumps(json.loads(text), sort_keys=True))
 
 
 def way_key(one: Provision) -> str:

@@ -1,5 +1,6 @@
 """Whether the chosen way was the best in hindsight, with made-up histories, and with an oracle of plain arithmetic."""
 
+import json
 import math
 import random
 from dataclasses import replace
@@ -9,6 +10,7 @@ import pytest
 
 from funcpipe.core import Comparison, JobSpec, Observation, Plan, Quantity, WayRun
 from funcpipe.core.history import ComparedWay
+from funcpipe.neighbours.history import hindsight
 from funcpipe.neighbours.history.hindsight import Hindsight, comparison_of, hindsights, plan_key, way_key
 from funcpipe.neighbours.history.journal import History
 from tests.e2e import small
@@ -238,3 +240,16 @@ def test_in_hindsight_nothing_has_changed_where_everything_ran_as_predicted(tabl
 def test_plans_that_differ_have_other_keys() -> None:
     plans: list[Plan] = [small.plan(), small.plan(stages=1), small.plan(replicas=1)]
     assert len({plan_key(plan) for plan in plans}) == 3
+
+
+def test_the_key_of_a_plan_does_not_depend_on_the_order_of_its_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan: Plan = small.plan()
+    key, written = plan_key(plan), hindsight.to_text
+
+    def backwards(value: object) -> str:
+        fields = json.loads(written(value))
+        assert list(fields) != sorted(fields)
+        return json.dumps(dict(reversed(fields.items())))
+
+    monkeypatch.setattr(hindsight, "to_text", backwards)
+    assert plan_key(plan) == key
