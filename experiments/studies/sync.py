@@ -28,7 +28,7 @@ from funcpipe.comm.channel import Channel
 from funcpipe.comm.collectives import Pattern, pattern
 from funcpipe.comm.gradient_chunks import GradientChunks
 from funcpipe.comm.int8_chunks import gradient_chunks, new_feedback
-from funcpipe.core import SYNC_WIRES, Routes, ScheduleKind, Streams, Sync, Wire
+from funcpipe.core import SYNC_WIRES, Resource, Routes, ScheduleKind, Streams, Sync, Wire
 from funcpipe.core.choices import OPEN_UPLOADS, open_downloads
 from funcpipe.partitioner.cost.stores import requests_each
 from funcpipe.partitioner.cost.sync_time import candidates, limit_s, sync_time_s
@@ -221,8 +221,7 @@ def _repeat(
             step=step,
             cancel=cancel,
             threads=threads,
-            open_requests=links.open_uploads,
-            open_downloads=links.open_downloads,
+            open_requests={Resource.UPLOAD: links.open_uploads, Resource.DOWNLOAD: links.open_downloads},
             clock=time.monotonic,
         )
         if step:

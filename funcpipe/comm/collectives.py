@@ -168,7 +168,7 @@ def pattern_of(plan: Plan, stage: int) -> Pattern:
 
 
 def transfers(pattern: Pattern, replica: int) -> tuple[Transfer, ...]:
-    """The transfers of `replica` in the order of its lanes; the sums of a round come after the next round's pieces."""
+    """The transfers of `replica` in the order of its lanes; the sums of a round come after the next rounds' pieces."""
     moves: list[Transfer] = []
     distances = range(1, pattern.workers)
     _add_raw(moves, pattern, replica, distances)
@@ -234,8 +234,14 @@ def _add_spread(moves: list[Transfer], pattern: Pattern, replica: int, distances
             moves.append(Transfer(Move.GET_MERGED, part, writer, barrier))
 
 
+_ROUNDS_AHEAD = 4
+"""How many rounds of pieces a replica asks for at once (`open_downloads`). Bodies pass in the order of asking, and all
+others wait for the sums of what a late piece completes.
+"""
+
+
 def _round_by_round(moves: Sequence[Transfer], pattern: Pattern) -> tuple[Transfer, ...]:
-    """Return `moves` by rounds, but all raw puts first, and the gets of sums one round later."""
+    """Return `moves` by rounds, but all raw puts first, and the gets of sums after those of pieces that have room."""
     if pattern.streams.rounds == 1:
         return tuple(moves)
     place = {Move.PUT_SPLIT: 0, Move.GET_SPLIT: 1, Move.MERGE: 2, Move.PUT_MERGED: 3, Move.GET_MERGED: 4}
@@ -244,7 +250,8 @@ def _round_by_round(moves: Sequence[Transfer], pattern: Pattern) -> tuple[Transf
         move = moves[position].move
         if move is Move.PUT_SPLIT:
             return -1, 0, position
-        return pattern.round_of(moves[position]) + (move is Move.GET_MERGED), place[move], position
+        later = _ROUNDS_AHEAD if move is Move.GET_MERGED else 0
+        return pattern.round_of(moves[position]) + later, place[move], position
 
     order = sorted(range(len(moves)), key=key)
     new = {position: i for i, position in enumerate(order)}

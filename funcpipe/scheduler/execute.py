@@ -3,7 +3,7 @@
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -40,26 +40,20 @@ def execute(
     step: int,
     cancel: threading.Event,
     threads: ThreadPoolExecutor,
+    open_requests: Mapping[Resource, int],
     attempt: int = 0,
-    open_requests: int = 1,
-    open_downloads: int | None = None,
     clock: Callable[[], float] = time.time,
 ) -> tuple[Event, ...]:
     """Run the tasks of one worker, each as soon as what it needs has ended and its lane lets it (see `tasks.Order`).
 
-    Up to `open_requests` uploads are under way at once, and as many downloads unless `open_downloads` says otherwise;
-    `run_task` has to let only one body at a time move in each direction. The compute lane runs in the calling thread,
-    the others in `threads`, of `lane_threads`.
+    As many uploads and downloads are under way at once as `open_requests` says; `run_task` has to let only one body at
+    a time move in each direction. The compute lane runs in the calling thread, the others in `threads`, of
+    `lane_threads`.
     The first failure wins: it sets `cancel`, which blocked tasks must obey, and is raised as TaskFailed once all lanes
     have stopped. If `cancel` is set from outside, Cancelled is raised. Events have the times of `clock`.
     """
     execution = _Execution(graph, run_task, step, attempt, cancel, clock)
-    widths = {
-        Resource.UPLOAD: open_requests,
-        Resource.DOWNLOAD: open_requests if open_downloads is None else open_downloads,
-        Resource.MERGE: 1,
-        Resource.LOAD: 1,
-    }
+    widths = {Resource.MERGE: 1, Resource.LOAD: 1, **open_requests}
     beside = [
         threads.submit(execution.run_lane, lane)
         for resource, width in widths.items()

@@ -11,6 +11,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from funcpipe.core import Resource
+from funcpipe.core.choices import OPEN_UPLOADS, open_downloads
 from funcpipe.errors import InvalidValue
 
 
@@ -179,10 +180,11 @@ class Order(Enum):
     executor does better than planned: it opens several requests of either sort, and lets one body at a time through a
     `comm.transfer_gate`.
 
-    A worker cannot see which objects are there: it has to ask. It asks in the graph's order, and may limit how many
-    requests it has open. That cannot deadlock, because the earliest of them never waits for a later one. So that the
-    simulator plays the same, `build_graph` lets each get need what the gets before it on its lane need of their own
-    worker.
+    A worker cannot see which objects are there: it has to ask. It asks in the graph's order. So that the simulator
+    plays the same, `build_graph` lets each get need what the gets before it on its lane need of their own worker.
+
+    Only so many requests are open at once as `open_requests` says: a put from when it may start, a get from when its
+    turn has come to ask, to its end. That cannot deadlock, because the earliest get never waits for a later one.
 
     For example, let a lane hold a, b, c in this order, each taking 1 s once what it needs has ended, at 0 s, 3 s and
     1 s: on the compute lane they run at 0, 3 and 4 s; on the upload lane c overtakes b, and they run at 0, 3 and 1 s.
@@ -201,6 +203,12 @@ ORDERS: Mapping[Resource, Order] = {
     Resource.DOWNLOAD: Order.ASKED,
 }
 """The order of each lane."""
+
+
+def open_requests(replicas: int) -> Mapping[Resource, int]:
+    """Return how many requests a function of a stage with so many replicas has open at once, in each direction."""
+    return {Resource.UPLOAD: OPEN_UPLOADS, Resource.DOWNLOAD: open_downloads(replicas)}
+
 
 SIDE_BY_SIDE = frozenset(
     {Kind.PUT_SPLIT, Kind.GET_SPLIT, Kind.PUT_MERGED, Kind.GET_MERGED, Kind.PUT_OUTPUTS, Kind.GET_OUTPUTS}

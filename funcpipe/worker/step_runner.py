@@ -13,7 +13,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
 from funcpipe.core import Busy, Event, StepReport, StepSummary, WorkerSpec, worker_name
-from funcpipe.core.choices import OPEN_UPLOADS, open_downloads
 from funcpipe.core.logs import at_step
 from funcpipe.errors import KeyExists
 from funcpipe.platforms.base import Storage
@@ -21,7 +20,7 @@ from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.reports import load_reported
 from funcpipe.scheduler.execute import TaskResult, execute
-from funcpipe.scheduler.tasks import Task, source_of
+from funcpipe.scheduler.tasks import Task, open_requests, source_of
 from funcpipe.training.batches import Step
 from funcpipe.training.computation import Computation
 from funcpipe.training.loading import Loader
@@ -191,8 +190,7 @@ class StepRunner:
             cancel=self.cancel,
             threads=self.threads,
             attempt=self.spec.attempt,
-            open_requests=OPEN_UPLOADS,
-            open_downloads=open_downloads(self.spec.plan.replicas),
+            open_requests=open_requests(self.spec.plan.replicas),
             clock=self.clock,
         )
         if self.spec.stage == len(self.spec.plan.stages) - 1:

@@ -29,7 +29,7 @@ from funcpipe.runstate.reports import ValidationKeys, find_report, load_reports,
 from funcpipe.runstate.validations import BestModel, get_part, put_part
 from funcpipe.scheduler.execute import TaskResult, execute
 from funcpipe.scheduler.graph import Graph, forward_graph
-from funcpipe.scheduler.tasks import Kind, Task, source_of
+from funcpipe.scheduler.tasks import Kind, Task, open_requests, source_of
 from funcpipe.training.batches import Step
 from funcpipe.training.evaluation import Evaluation, Scores, StageEvaluation, evaluating
 from funcpipe.training.loading import Loader
@@ -38,9 +38,6 @@ from funcpipe.training.passes import Batch
 from funcpipe.training.state import StageState
 from funcpipe.worker.step_graph import message_counts
 from funcpipe.worker.step_runner import StepRunner
-
-OPEN_TRANSFERS = 4
-"""The number of uploads, and of downloads, that may be open at once."""
 
 
 class _BatchRunner:
@@ -93,7 +90,7 @@ class _BatchRunner:
             step=step,
             cancel=self._steps.cancel,
             threads=self._steps.threads,
-            open_requests=OPEN_TRANSFERS,
+            open_requests=open_requests(replicas=1),
             clock=self._steps.clock,
         )
         self._record(own, others)

@@ -18,11 +18,13 @@ from funcpipe.core import (
     Stage,
     Streams,
     Sync,
+    SyncWay,
     TensorProfile,
     TiedParameter,
     Wire,
 )
 from funcpipe.partitioner.cost.evaluate import evaluate
+from funcpipe.partitioner.cost.sync_time import choose
 from funcpipe.platforms.catalog import load_spec
 from tests.support.plans import chain_profile
 
@@ -153,12 +155,61 @@ def test_sums_of_a_stage_do_not_hold_up_the_stages_before_it(sync: Sync, rounds:
         replicas=2,
         schedule=ScheduleKind.GPIPE,
         sync=sync,
-        streams=Streams(rounds, 1, 6),  # with more sums, functions wait for gets to be opened, which is not simulated
+        streams=Streams(rounds, 1, rounds),
         wire=Wire.FP32,
         stages=largest(8),
     )
     predicted = predict(plan, profile, SPEC)
     assert predicted.duration_s == pytest.approx(evaluate(plan, profile, SPEC).iteration_s, rel=0.02)
+
+
+def summing(size: int, replicas: int, way: SyncWay) -> tuple[Plan, ModelProfile]:
+    """A stage that does nothing but sum `size` bytes."""
+    layer = LayerProfile(
+        name="l", parameter_bytes=size, activation_bytes=0, forward_s=(0.0,) * 8, backward_s=(0.0,) * 8
+    )
+    profile = ModelProfile(
+        model="m", micro_batch=1, platform="aws-lambda", sizes=SIZES, base_memory_bytes=0, layers=(layer,), tensors=()
+    )
+    plan = Plan(
+        global_batch=replicas,
+        micro_batch=1,
+        replicas=replicas,
+        schedule=ScheduleKind.GPIPE,
+        sync=way.sync,
+        streams=way.streams,
+        wire=Wire.FP32,
+        stages=(Stage(first=0, stop=1, size="10240MB", memory_mb=10240),),
+    )
+    return plan, profile
+
+
+@pytest.mark.parametrize("size", [20_000, 250_000, 1_000_000, 16_000_000, 256_000_000])
+@pytest.mark.parametrize("replicas", [2, 3, 4, 6, 8, 16])
+def test_sums_take_the_time_of_their_form_in_all_ways(replicas: int, size: int) -> None:
+    """Small ones wait for latencies, and for requests to be opened: four puts, and gets for each replica."""
+    spec = SPEC.size("10240MB")
+    best = {
+        choose(
+            size,
+            replicas,
+            up=spec.upload_bytes_s,
+            down=spec.download_bytes_s,
+            price_usd_s=spec.price_usd_s,
+            spec=SPEC,
+            time_value=value,
+        )
+        for value in (0, 10, 1000)
+    }
+    ways = [
+        *map(SyncWay, (Sync.THREE_PHASE, Sync.PIPELINED, Sync.ALL_REDUCE)),
+        *(SyncWay(Sync.EXCHANGE, Streams(rounds, 1, 1)) for rounds in (1, 7)),
+        *(SyncWay(choice.sync, choice.streams) for choice in best),
+    ]
+    for way in ways:
+        plan, profile = summing(size, replicas, way)
+        played_s = predict(plan, profile, SPEC).duration_s
+        assert evaluate(plan, profile, SPEC).iteration_s == pytest.approx(played_s, rel=0.05), way
 
 
 def sharded(plan: Plan) -> Plan:

@@ -61,11 +61,11 @@ def test_an_exchange_takes_the_time_of_its_form(
 
 
 @at_most(20)
-@given(sizes, latencies, rates, rates, st.integers(2, 8), st.sampled_from([1.0, 2.0]))
+@given(st.floats(1e4, 1e9), latencies, rates, rates, st.integers(2, 16), st.sampled_from([1.0, 2.0]))
 def test_three_phase_pipelined_and_all_reduce_take_the_time_of_their_forms(
     size: float, latency_s: float, up: float, down: float, replicas: int, growth: float
 ) -> None:
-    links = Links(up, down, latency_s)
+    links = limited(up, down, latency_s, replicas)
     for sync in (Sync.THREE_PHASE, Sync.PIPELINED):
         form_s = sync_time_s(
             sync,
@@ -112,7 +112,7 @@ def test_ways_of_many_small_objects_are_not_thought_to_be_fast() -> None:
     links = limited(70e6, 70e6, 0.04, 8)
     for streams in (Streams(20, 1, 20), Streams(16, 1, 16), Streams(12, 1, 12)):
         played_s = duration_s(pattern(Sync.STREAMED, 8, streams), 4e6, links)
-        assert played_s > 0.4
+        assert played_s > 0.38
         assert streamed_s(4e6, 8, 70e6, 70e6, 0.04, streams) == pytest.approx(played_s, rel=0.1)
 
 

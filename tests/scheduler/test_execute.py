@@ -20,13 +20,15 @@ BACKWARD = Task(Kind.BACKWARD, 0, 0, micro_batch=0)
 PUT = Task(Kind.PUT_ACTIVATION, 0, 0, micro_batch=0, part=0)
 GET = Task(Kind.GET_GRADIENT, 0, 0, micro_batch=0, peer=1)
 
+ONE_EACH = {Resource.UPLOAD: 1, Resource.DOWNLOAD: 1}
+
 PATIENCE_S = 120.0
 """How long to wait for what other threads do at once: it ends only where they never do it."""
 
 
 def run(graph: Graph, do: Callable[[Task], TaskResult], cancel: threading.Event | None = None) -> list[str]:
     with lane_threads() as threads:
-        events = execute(graph, do, step=0, cancel=cancel or threading.Event(), threads=threads)
+        events = execute(graph, do, step=0, cancel=cancel or threading.Event(), threads=threads, open_requests=ONE_EACH)
     return [event.task for event in events]
 
 
@@ -48,7 +50,9 @@ def test_every_task_of_a_worker_runs_once_after_what_it_needs(shape: StepShape) 
         return TaskResult(payload_bytes=7)
 
     with lane_threads() as threads:
-        events = execute(graph, do, step=3, cancel=threading.Event(), threads=threads, attempt=2)
+        events = execute(
+            graph, do, step=3, cancel=threading.Event(), threads=threads, open_requests=ONE_EACH, attempt=2
+        )
     assert sorted(event.task for event in events) == sorted(map(str, graph.tasks))
     assert {(event.step, event.attempt, event.payload_bytes) for event in events} == {(3, 2, 7)}
 
@@ -170,9 +174,16 @@ def test_threads_are_kept_from_step_to_step_also_after_one_that_failed(failing: 
     graph = Graph((FORWARD, PUT), ((), ()))
     with lane_threads() as threads:
         with pytest.raises(TaskFailed):
-            execute(graph, fail, step=0, cancel=threading.Event(), threads=threads)
+            execute(graph, fail, step=0, cancel=threading.Event(), threads=threads, open_requests=ONE_EACH)
         for step in range(1, 10):
-            events = execute(graph, lambda task: TaskResult(), step=step, cancel=threading.Event(), threads=threads)
+            events = execute(
+                graph,
+                lambda task: TaskResult(),
+                step=step,
+                cancel=threading.Event(),
+                threads=threads,
+                open_requests=ONE_EACH,
+            )
             assert len(events) == 2
         assert 1 <= len(lanes_alive()) <= 2
     assert lanes_alive() == []
@@ -188,7 +199,10 @@ def test_executions_that_share_threads_do_not_wait_for_each_other() -> None:
         return TaskResult()
 
     with lane_threads() as threads, ThreadPoolExecutor(2) as both:
-        runs = [both.submit(execute, graph, do, step=0, cancel=threading.Event(), threads=threads) for _ in range(2)]
+        runs = [
+            both.submit(execute, graph, do, step=0, cancel=threading.Event(), threads=threads, open_requests=ONE_EACH)
+            for _ in range(2)
+        ]
         assert [len(run.result()) for run in runs] == [3, 3]
 
 

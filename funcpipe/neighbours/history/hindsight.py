@@ -107,7 +107,7 @@ def _compared(one: Provision, table: ProvisionTable) -> ComparedWay:
 
 
 def plan_key(plan: Plan) -> str:
-    """The key of a plan, whatever was predicted of it, whichever search found it, and in whatever order it is written."""
+    """The key of a plan, whatever was predicted of it, whichever search found it, in whatever order it is written."""
     text = to_text(replace(plan, estimate=None, solver=None, request=None))
     return _digest(json.dumps(json.loads(text), sort_keys=True))
 

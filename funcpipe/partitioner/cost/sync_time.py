@@ -59,7 +59,8 @@ def sync_time_s(
     link = (gradient_bytes, replicas, upload_bytes_s, download_bytes_s, latency_s)
     match sync:
         case Sync.THREE_PHASE:
-            return (replicas - 1) * (up_s + down_s) + spread_s + 4 * latency_s
+            pauses_s = _waves_of(replicas - 1) * _idle_s(up_s, latency_s)
+            return (replicas - 1) * (up_s + down_s) + pauses_s + spread_s + 4 * latency_s
         case Sync.ALL_REDUCE:
             return all_reduce_s(*link)
         case Sync.EXCHANGE | Sync.STREAMED:
@@ -120,10 +121,12 @@ def streamed_s(
     gone up, and j and those behind it have come down. That is a convex function of i and j, whose largest value lies at
     (1, 1), (1, last) or (last, last).
 
-    A get of a sum is open while it waits, and may leave no room for those of later rounds: for three latencies, until
-    the others have read the pieces, put their sums, and these come. So as many gets as may be open share their seconds.
+    Where gets of pieces find no room, as many others have to end first, and each then has its latency.
+
+    A get of a sum is open while it waits, and may leave no room for those of later rounds: for two latencies, until the
+    others have put their sums, and these come. So as many gets as may be open share their seconds.
     Or the sums of as many objects as have room come first, then the pieces of later rounds and all sums; or then the
-    other objects, lot by lot, each with the latencies of its pieces, its puts and its gets. That is an estimate; the
+    other objects, lot by lot, each with the latencies of its pieces and its sums. That is an estimate; the
     ways that are best for a gradient take at most 5 % more or less (`tests/partitioner/test_sync_time.py`).
     """
     others, merged = replicas - 1, np.minimum(cut.merged, cut.rounds)
@@ -142,6 +145,11 @@ def streamed_s(
     pause_s = _idle_s(first_up_s, latency_s)
     all_up_s = raw_up_s + _waves_of(puts) * pause_s
     raw_s = np.maximum(first_up_s + raw_down_s, all_up_s + first_down_s) + 2 * latency_s
+    room = open_downloads(replicas)
+    sums_before = np.maximum(merged + -5 // (cut.rounds // merged), 0)  # asked for before the last pieces
+    full = others * (cut.rounds + sums_before) - room
+    opened_s = first_up_s + 3 * latency_s + (full + 1) / others * (raw_down_s / cut.rounds)
+    raw_s = np.where(full > 0, np.maximum(raw_s, opened_s), raw_s)
     last_s = put_s + read_s + 2 * latency_s
     late_s: Array = raw_s + np.maximum(sums_down_s, last_s)
     if (np.asarray(merged) == 1).all():
@@ -152,14 +160,13 @@ def streamed_s(
     begun_s = np.maximum(reduced_s + 2 * latency_s, all_up_s) + 2 * latency_s
     waiting_s = read_s + _waves_of(merged) * _idle_s(put_s, latency_s) + sums_up_s
 
-    room = open_downloads(replicas)
     fit = max(room // others, 1)
     each, lots = cut.rounds / np.asarray(merged), np.ceil(merged / fit) - 1
-    latencies = 2 + others / room * (cut.rounds + 3 * np.asarray(merged))
+    latencies = 2 + others / room * (cut.rounds + 2 * np.asarray(merged))
     shared_s = first_up_s + latency_s * latencies + (others * (sums_up_s + sums_down_s) + raw_down_s) / room
     before = fit * each + 1 + (room % others > 0)
     moved_s = np.maximum(0.0, 1 - before / cut.rounds) * raw_down_s + sums_down_s
-    in_lots_s = lots * (each + 2) * latency_s + lots / merged * (sums_up_s + sums_down_s) + read_s
+    in_lots_s = lots * (each + 1) * latency_s + lots / merged * (sums_up_s + sums_down_s) + read_s
     early_s = begun_s + np.maximum(put_s + np.maximum(moved_s, in_lots_s), waiting_s)
     return np.maximum(np.maximum(early_s, late_s), shared_s)
 
@@ -201,20 +208,21 @@ def exposed_s(
     """Seconds that an exchange or a streamed scatter-reduce takes beyond the backward during which it begins.
 
     The backward completes its rounds one by one, evenly over its `backward_s`, or at its end where that is 0. All of
-    these but the last round's share is gained; what is left is at least the time of the last round alone.
+    these but the last round's share is gained; what is left is at least the time of the last round alone, and of all
+    sums that travel in one object with its own.
     """
     link = (replicas, up, down, latency_s)
     sums = np.asarray(gradient_bytes if merged_bytes is None else merged_bytes, dtype=np.float64)
 
-    def form(cut: Streams | Cut, share: Array | float) -> Array:
+    def form(cut: Streams | Cut, share: Array | float, merged_share: Array | float) -> Array:
         size = share * np.asarray(gradient_bytes, dtype=np.float64)
         if sync is Sync.EXCHANGE:
             return exchange_s(size, *link, cut)
-        return streamed_s(size, *link, cut, merged_bytes=share * sums)
+        return streamed_s(size, *link, cut, merged_bytes=merged_share * sums)
 
-    share = 1 / np.asarray(cut.rounds)
-    whole_s = form(cut, 1.0) - (1 - share) * np.asarray(backward_s)
-    exposed: Array = np.maximum(whole_s, form(Cut(1, cut.groups, 1), share))
+    share, last = 1 / np.asarray(cut.rounds), cut.rounds // np.minimum(cut.merged, cut.rounds)
+    whole_s = form(cut, 1.0, 1.0) - (1 - share) * np.asarray(backward_s)
+    exposed: Array = np.maximum(whole_s, form(Cut(1, cut.groups, 1), share, last * share))
     return exposed
 
 

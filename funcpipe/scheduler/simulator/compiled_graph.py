@@ -1,10 +1,12 @@
 """A task graph compiled to integers, so that it is fast to play.
 
 *Entries* are the tasks of the graph, by position, and after them one start for each worker. Strict lanes disappear: a
-task on one depends on the task before it. What is left of the other lanes is a number for each (see `tasks.Order`).
+task on one depends on the task before it. What is left of the other lanes is a number for each (see `tasks.Order`), and
+how many requests are open on it at once.
 
-Shapes: `worker_of`, `waits`, `lane` and `side_by_side` have one element for each entry, `first` has one more, and
-`released` has one for each dependency. A list of its own for each entry would be hundreds of thousands of lists.
+Shapes: `worker_of`, `waits`, `lane` and `side_by_side` have one element for each entry, `first` has one more, `room`
+and `asked` have one for each lane, and `released` has one for each dependency. A list of its own for each entry would
+be hundreds of thousands of lists.
 
 For example, one worker has a forward (0), an upload that needs it (1) and a backward (2); its start is entry 3. The
 backward depends on the forward, because both are on the compute lane. Forward and upload are the first things that
@@ -13,18 +15,20 @@ nothing on their lanes comes before, so they depend on the start::
     released  [1, 2, 0, 1]         waits  [1, 2, 1, 0]
     first     [0, 2, 2, 2, 4]      lane   [-1, 0, -1, -1]
 
-When the forward ends, entries `released[0:2]` = [1, 2] each wait for one end less.
+When the forward ends, entries `released[0:2]` = [1, 2] each wait for one end less. Lane 0 has room for four uploads.
 """
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
+from funcpipe.core import Resource
 from funcpipe.scheduler.graph import Graph
-from funcpipe.scheduler.tasks import ORDERS, RESOURCES, SIDE_BY_SIDE, Kind, Order
+from funcpipe.scheduler.tasks import ORDERS, RESOURCES, SIDE_BY_SIDE, Kind, Order, open_requests
 
 Worker = tuple[int, int]
 Array = npt.NDArray[np.int64]
@@ -36,6 +40,10 @@ class CompiledGraph:
 
     `tasks` is the number of tasks. `lane` numbers the lanes that are not strict; it is -1 for tasks on strict lanes and
     for starts. `side_by_side` says which tasks take their lane only once their latency is over.
+
+    `room` is how many requests of a lane may be open. Where they are opened in order, the first of them are open from
+    the beginning, and each of the others, `asked`, from the end of one more: so it waits for one end more than it has
+    dependencies, and the first end on its lane is that of the first of `asked`, and so on. There `room` has no end.
     """
 
     tasks: int
@@ -46,11 +54,13 @@ class CompiledGraph:
     waits: Sequence[int]
     lane: Sequence[int]
     side_by_side: Sequence[bool]
+    room: Sequence[float]
+    asked: Sequence[Sequence[int]]
 
     @property
     def lanes(self) -> int:
         """The number of lanes that are not strict."""
-        return 1 + max(self.lane, default=-1)
+        return len(self.room)
 
     def releases(self, entry: int) -> Sequence[int]:
         """Return the entries that wait for the end of `entry`."""
@@ -73,15 +83,21 @@ def compile_graph(graph: Graph) -> CompiledGraph:
     shared, numbers = np.unique(lane[~strict]), np.full(len(_LANES) * len(workers), -1)
     numbers[shared] = np.arange(len(shared))
     starts = [-1] * len(workers)
+    limits = open_requests(1 + max((replica for _, replica in workers), default=0))
+    room, asked = _requests(limits, lane, shared)
+    waits = np.bincount(targets, minlength=entries)
+    waits[list(chain.from_iterable(asked))] += 1
     return CompiledGraph(
         tasks=count,
         workers=workers,
         worker_of=worker_of.tolist() + list(range(len(workers))),
         first=[0, *np.cumsum(np.bincount(sources, minlength=entries)).tolist()],
         released=targets[np.argsort(sources, kind="stable")].tolist(),
-        waits=np.bincount(targets, minlength=entries).tolist(),
+        waits=waits.tolist(),
         lane=numbers[lane].tolist() + starts,
         side_by_side=_IS_SIDE_BY_SIDE[kinds].tolist() + [False] * len(workers),
+        room=room,
+        asked=asked,
     )
 
 
@@ -102,8 +118,21 @@ def _lane_order(start: Array, lane: Array, strict: npt.NDArray[np.bool_]) -> tup
     return before, np.arange(len(lane))
 
 
+def _requests(limits: Mapping[Resource, int], lane: Array, shared: Array) -> tuple[list[float], list[list[int]]]:
+    """Return `room` and `asked` of the lanes `shared`, where `lane` has that of each task."""
+    order, room, asked = np.argsort(lane, kind="stable"), [], []
+    borders = (np.searchsorted(lane, shared, side, sorter=order).tolist() for side in ("left", "right"))
+    for number, start, stop in zip(shared.tolist(), *borders, strict=True):
+        resource = _RESOURCES[number % len(_RESOURCES)]
+        in_order = ORDERS[resource] is Order.ASKED
+        room.append(math.inf if in_order else limits[resource])
+        asked.append(order[start + limits[resource] : stop].tolist() if in_order else [])
+    return room, asked
+
+
 _NUMBERS = {kind: number for number, kind in enumerate(Kind)}
-_LANES = {resource: number for number, resource in enumerate(dict.fromkeys(RESOURCES.values()))}
+_RESOURCES = tuple(dict.fromkeys(RESOURCES.values()))
+_LANES = {resource: number for number, resource in enumerate(_RESOURCES)}
 _LANE_OF = np.array([_LANES[RESOURCES[kind]] for kind in Kind], np.int64)
 _IS_SIDE_BY_SIDE = np.array([kind in SIDE_BY_SIDE for kind in Kind])
 _IS_STRICT = np.array([ORDERS[RESOURCES[kind]] is Order.STRICT for kind in Kind])

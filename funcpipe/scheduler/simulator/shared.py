@@ -172,8 +172,8 @@ class SharedSimulator:
     """Plays one graph once.
 
     Entries are numbered as in `compiled_graph`, then come the failures. All lists have one element for each entry,
-    except `_taken` and `_queues` (for each lane that is not strict) and `_transferring`, `_computing` and `deaths` (for
-    each worker).
+    except `_room`, `_unasked`, `_answered`, `_taken` and `_queues` (for each lane that is not strict) and
+    `_transferring`, `_computing` and `deaths` (for each worker).
 
     A worker that dies loses what it was doing and starts its tasks again; objects that it had written stay written.
     """
@@ -202,6 +202,9 @@ class SharedSimulator:
         self._fair_shares = [share for share in dict.fromkeys(shares.values()) if isinstance(share, FairShare)]
         self._waits = list(graph.waits)
         self._working = [False] * count
+        self._room = list(graph.room)
+        self._unasked: list[list[int]] = [[] for _ in range(graph.lanes)]  # heaps
+        self._answered = [0] * graph.lanes  # requests that have ended
         self._taken = [False] * graph.lanes
         self._queues: list[list[int]] = [[] for _ in range(graph.lanes)]  # heaps
         self._delivered = [False] * count
@@ -248,7 +251,18 @@ class SharedSimulator:
             self._move_body(task)
 
     def _begin(self, task: int) -> None:
-        """Queue `task`: everything that it needs has ended."""
+        """Start `task`, or ask for it as soon as its lane has room: everything that it needs has ended."""
+        lane = self._graph.lane[task]
+        if lane < 0:
+            self._start(task)
+        elif self._room[lane]:
+            self._ask(task)
+        else:
+            heapq.heappush(self._unasked[lane], task)
+
+    def _ask(self, task: int) -> None:
+        """Open a request, which waits for its latency or for its lane."""
+        self._room[self._graph.lane[task]] -= 1
         if self._graph.side_by_side[task]:
             self.starts_s[task] = self._now_s
             self._events.set(self._now_s + self._seconds[task], task)
@@ -258,9 +272,6 @@ class SharedSimulator:
     def _queue(self, task: int) -> None:
         """Give `task` its lane, now or when those before it have had it."""
         lane = self._graph.lane[task]
-        if lane < 0:
-            self._start(task)
-            return
         heapq.heappush(self._queues[lane], task)
         if not self._taken[lane]:
             self._next_on(lane)
@@ -314,16 +325,29 @@ class SharedSimulator:
 
     def _end(self, task: int) -> None:
         self.ends_s[task] = self._now_s
-        waits, worker_of, again = self._waits, self._graph.worker_of, self._delivered[task]
+        worker_of, again = self._graph.worker_of, self._delivered[task]
         for later in self._graph.releases(task):
-            if again and worker_of[later] != worker_of[task]:
-                continue
-            waits[later] -= 1
-            if not waits[later]:
-                self._begin(later)
+            if not again or worker_of[later] == worker_of[task]:
+                self._release(later)
         self._delivered[task] = True
         if (lane := self._graph.lane[task]) >= 0:
+            self._close(lane)
             self._next_on(lane)
+
+    def _release(self, task: int) -> None:
+        self._waits[task] -= 1
+        if not self._waits[task]:
+            self._begin(task)
+
+    def _close(self, lane: int) -> None:
+        """A request has ended, so that there is room for another."""
+        asked, answered = self._graph.asked[lane], self._answered[lane]
+        self._answered[lane] += 1
+        if answered < len(asked):
+            self._release(asked[answered])
+        self._room[lane] += 1
+        if self._unasked[lane]:
+            self._ask(heapq.heappop(self._unasked[lane]))
 
     def _die(self, number: int) -> None:
         """Undo what a worker has done, except for objects that others may have read; if it is done, leave it alone."""
@@ -335,7 +359,10 @@ class SharedSimulator:
         for task in own:
             self._undo(task)
         for lane in {self._graph.lane[task] for task in own} - {-1}:
-            self._taken[lane] = False
+            for later in self._graph.asked[lane][: self._answered[lane]]:
+                self._waits[later] += 1
+            self._room[lane], self._answered[lane], self._taken[lane] = self._graph.room[lane], 0, False
+            self._unasked[lane].clear()
             self._queues[lane].clear()
         self.deaths[worker] += 1
         self._events.set(self._now_s + failure.restart_s, self._graph.tasks + worker)

@@ -18,6 +18,7 @@ to 9 s stage 0 computes nothing: G1 has to be made, put and got before its B1 st
 
 from collections.abc import Callable
 from heapq import heapify, heappop, heappush
+from itertools import islice
 
 from funcpipe.core import Trace
 from funcpipe.errors import PlanError
@@ -79,7 +80,8 @@ class IndependentSimulator:
 
     A heap holds what comes next, as (when, entry): the end of a task or of a worker's start, or, `len(waits)` higher,
     the end of the latency of a side-by-side transfer. The earliest is taken out; it releases entries that waited for
-    it, and its lane takes the first in the graph's order of those in its queue. This plays twice as many tasks a second
+    it, the first in the graph's order of those on its lane that wait to be asked for is asked for, and the lane takes
+    the first of those in its queue. This plays twice as many tasks a second
     as `SharedSimulator`, which has to be ready to change a task's end; a test holds both to one result. Almost all of
     the time goes into the loop of `play` and into `_begin`.
 
@@ -97,6 +99,8 @@ class IndependentSimulator:
         self._body_s: list[float] = (costs.alone_s - costs.seconds).tolist()
         self._whole_s: list[float] = costs.alone_s.tolist()
         self._coming: list[tuple[float, int]] = []  # heap; see the module
+        self._room = list(graph.room)
+        self._unasked: list[list[int]] = [[] for _ in range(graph.lanes)]  # heaps
         self._taken = [False] * graph.lanes
         self._queues: list[list[int]] = [[] for _ in range(graph.lanes)]  # heaps
         self._starts_s = [-1.0] * count
@@ -107,6 +111,7 @@ class IndependentSimulator:
         coming, ends_s, waits, begin = self._coming, self._ends_s, list(self._graph.waits), self._begin
         count, lane_of, queues, taken = len(waits), self._graph.lane, self._queues, self._taken
         first, released = self._graph.first, self._graph.released
+        room, unasked, later_asked = self._room, self._unasked, [iter(tasks) for tasks in self._graph.asked]
         coming += ((seconds, self._graph.tasks + worker) for worker, seconds in enumerate(starting_s))
         heapify(coming)
         while coming:
@@ -121,6 +126,13 @@ class IndependentSimulator:
                     begin(later, now_s)
             lane = lane_of[task]
             if lane >= 0:
+                for later in islice(later_asked[lane], 1):
+                    waits[later] -= 1
+                    if not waits[later]:
+                        begin(later, now_s)
+                room[lane] += 1
+                if unasked[lane]:
+                    self._ask(heappop(unasked[lane]), now_s)
                 if queues[lane]:
                     self._start(heappop(queues[lane]), now_s)
                 else:
@@ -128,13 +140,21 @@ class IndependentSimulator:
         return self._starts_s, ends_s
 
     def _begin(self, task: int, now_s: float) -> None:
-        """Queue `task`: everything that it needs has ended."""
-        graph = self._graph
-        lane = graph.lane[task]
+        """Start `task`, or ask for it as soon as its lane has room: everything that it needs has ended."""
+        lane = self._graph.lane[task]
         if lane < 0:
             self._starts_s[task] = now_s
             heappush(self._coming, (now_s + self._whole_s[task], task))
-        elif graph.side_by_side[task]:
+        elif self._room[lane]:
+            self._ask(task, now_s)
+        else:
+            heappush(self._unasked[lane], task)
+
+    def _ask(self, task: int, now_s: float) -> None:
+        """Open a request, which waits for its latency or for its lane."""
+        graph = self._graph
+        self._room[graph.lane[task]] -= 1
+        if graph.side_by_side[task]:
             self._starts_s[task] = now_s
             heappush(self._coming, (now_s + self._latency_s[task], task + len(graph.waits)))
         else:

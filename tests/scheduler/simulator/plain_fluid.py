@@ -31,11 +31,14 @@ def plain_ends(graph: Graph, costs: Costs, disturbances: Disturbances) -> list[f
     left = [set(needs) for needs in graph.needs]
     queues = {lane: list(positions) for lane, positions in graph.lanes().items()}
     holders: dict[Lane, int] = {}
+    opened: set[int] = set()
+    downloads = min(4 * len({task.replica for task in graph.tasks}), 64)
     now = 0.0
     while any(queues.values()):
         heads = []
         for lane, queue in queues.items():
-            heads += _at_work(graph, lane, queue, holders, latency, left)
+            _open(graph, lane, queue, opened, left, 4 if lane.resource is Resource.UPLOAD else downloads)
+            heads += _at_work(graph, lane, queue, holders, latency, left, opened)
         waiting = [i for i in heads if latency[i] > 0 and resources[i] is not Resource.COMPUTE]
         computing = [i for i in heads if latency[i] > 0 and resources[i] is Resource.COMPUTE]
         moving = [i for i in heads if not latency[i] > 0 and body[i] > 0]
@@ -60,11 +63,33 @@ def plain_ends(graph: Graph, costs: Costs, disturbances: Disturbances) -> list[f
     return ends
 
 
+def _open(graph: Graph, lane: Lane, queue: list[int], opened: set[int], left: list[set[int]], most: int) -> None:
+    """Open requests of a lane for transfers: puts that may start, gets in their order."""
+    if lane.resource not in LINKS:
+        return
+    room = most - len(opened.intersection(queue))
+    for i in queue:
+        if not room:
+            return
+        if i in opened or (lane.resource is Resource.UPLOAD and left[i]):
+            continue
+        if any(graph.tasks[need][1:3] == (lane.stage, lane.replica) for need in left[i]):
+            return
+        opened.add(i)
+        room -= 1
+
+
 def _at_work(
-    graph: Graph, lane: Lane, queue: list[int], holders: dict[Lane, int], latency: list[float], left: list[set[int]]
+    graph: Graph,
+    lane: Lane,
+    queue: list[int],
+    holders: dict[Lane, int],
+    latency: list[float],
+    left: list[set[int]],
+    opened: set[int],
 ) -> list[int]:
     """The tasks of a lane that wait for their latency or have the lane, which one at a time can have."""
-    ready = [i for i in queue if not left[i]]
+    ready = [i for i in queue if not left[i] and (i in opened or lane.resource not in LINKS)]
     askers = [i for i in ready if graph.tasks[i].kind in SIDE_BY_SIDE and latency[i] > 0]
     claims = [i for i in ready if i not in askers]
     if ORDERS[lane.resource] is Order.STRICT:
