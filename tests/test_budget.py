@@ -24,7 +24,7 @@ class Size(NamedTuple):
 
 ROOMS = {
     "analysis": Size(360, 5, 18),
-    "api": Size(512, 8, 12),
+    "api": Size(515, 8, 12),
     "cli": Size(2106, 13, 105),
     "client": Size(4515, 50, 180),
     "comm": Size(1164, 23, 48),

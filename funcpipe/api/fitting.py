@@ -227,13 +227,16 @@ def _search(pipe: Predicting, dataset: Data, source: DataSource, batch: int, wan
 def _planned(
     pipe: Predicting, dataset: Data, source: DataSource, size: int, batch: int, wanted: Wanted
 ) -> tuple[Plan, ModelProfile]:
-    """Profile micro-batches of `size` samples, and plan."""
+    """Profile micro-batches of `size` samples, unless `pipe` has such a profile already, and plan."""
+    known, spec = pipe._profile, wanted.spec
+    if known is not None and (known.micro_batch, known.precision, pipe._spec) == (size, pipe._recipe.precision, spec):
+        return pipe.optimize(global_batch=batch, time_value=wanted.time_value), known
     loader: DataLoader[Any] = DataLoader(
         source.dataset,  # type: ignore[arg-type]  # any map-style dataset
         batch_size=size,
         collate_fn=source.options.collate,
     )
-    profile = pipe.profile(loader, platform=wanted.spec, micro_batch=size, dataset=dataset)
+    profile = pipe.profile(loader, platform=spec, micro_batch=size, dataset=dataset)
     return pipe.optimize(global_batch=batch, time_value=wanted.time_value), profile
 
 

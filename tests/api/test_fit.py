@@ -1,5 +1,6 @@
 """`fit`: what it chooses, what it says, and that it trains as the user's script does."""
 
+import contextlib
 import itertools
 import re
 from collections.abc import Callable
@@ -277,3 +278,23 @@ def test_a_loader_that_drops_everything_is_refused() -> None:
 def test_nothing_is_dropped_of_what_a_model_is_validated_on() -> None:
     with functions_in_threads(), pytest.raises(DataError, match="to evaluate on has drop_last=True, but every sample"):
         pipe_of().train(data(), plan=plan_of(4, 8), validation=loader(drop_last=True))
+
+
+def test_a_profile_that_is_there_is_used_for_its_micro_batch_and_platform() -> None:
+    pipe, measured = pipe_of(), list[tuple[str, int]]()
+    known = pipe.profile(torch.zeros(4, 4, dtype=torch.float64), platform="local", micro_batch=4, repeats=1)
+
+    def measure(*_: Any, micro_batch: int, platform: Any, **__: Any) -> Any:
+        measured.append((platform.name, micro_batch))
+        pipe._profile = replace(known, micro_batch=micro_batch)
+        return pipe._profile
+
+    with mock.patch.object(pipe, "profile", measure):
+        assert choose(pipe, data(), Wanted(global_batch=8, micro_batch=4)).plan.micro_batch == 4
+        assert measured == []
+        choose(pipe, data(), Wanted(global_batch=8, micro_batch=8))
+        choose(pipe, data(), Wanted(global_batch=16, micro_batch=8))
+        assert measured == [("local", 8)]
+        with contextlib.suppress(FuncPipeError):  # what was measured for one platform is no plan for another
+            choose(pipe, data(), Wanted(global_batch=8, micro_batch=8, like="aws-lambda"))
+    assert measured == [("local", 8), ("aws-lambda", 8)]

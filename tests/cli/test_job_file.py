@@ -62,6 +62,8 @@ def options(*words: str) -> dict[str, object]:
         ("optimize", {"deadline": 2.0, "shard_optimizer": True, "wire_sync": Wire.BF16, "numerics": Numerics.EXACT}),
         ("explain", {"plan": "plan.json", "profile": None, "platform": None}),
         ("simulate", {"plan": "plan.json", "profile": None, "platform": None}),
+        ("fit", {"model": "digits:model", "data": "digits:train_data", "plan": "plan.json", "epochs": 6}),
+        ("fit", {"global_batch": 64, "micro_batch": 16, "platform": "aws-lambda://mine?region=eu-central-1"}),
         ("train", {"model": "digits:model", "data": "digits:train_data", "plan": "plan.json", "epochs": 6}),
         ("train", {"optimizer": "digits:optimizer", "max_usd": 0.5, "deadline_s": None, "name": "digits"}),
         ("train", {"platform": "aws-lambda://mine?region=eu-central-1", "output": "model.safetensors", "spec": None}),
