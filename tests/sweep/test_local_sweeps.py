@@ -4,6 +4,7 @@ import subprocess
 import sys
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
@@ -11,10 +12,11 @@ import torch
 from torch.nn import functional as F
 
 from funcpipe.api import FuncPipe
+from funcpipe.client.follow.results import RunResult
 from funcpipe.core import Validation
 from funcpipe.sweep.study import SweepStatus
 from tests.sweep.killed_sweep import EPOCHS, TRIALS
-from tests.sweep.small_sweeps import HELD_OUT, STEADY, TRAINED_ON, network, plan, sweep, trained, validated
+from tests.sweep.small_sweeps import BATCH, HELD_OUT, STEADY, TRAINED_ON, network, plan, sweep, trained, validated
 
 ROOT = Path(__file__).parents[2]
 
@@ -45,20 +47,23 @@ def test_a_killed_client_loses_nothing(tmp_path: Path) -> None:
     assert left == {"digits", result.best.run}
 
 
-def test_optunas_own_loop_trains_from_several_threads() -> None:
-    models = {number: network() for number in range(4)}
+@pytest.mark.parametrize(("verb", "count"), [("train", 4), ("fit", 2)])
+def test_optunas_own_loop_trains_from_several_threads(verb: str, count: int) -> None:
+    models = {number: network() for number in range(count)}
+    planned: dict[str, Any] = {"plan": plan()} if verb == "train" else {"global_batch": BATCH, "micro_batch": BATCH}
+    validation = Validation(data=HELD_OUT, keep_best=False)
 
     def objective(trial: optuna.Trial) -> float:
         rate = trial.suggest_float("lr", 0.01, 0.5, log=True)
         optimizer = partial(torch.optim.SGD, lr=rate, momentum=0.5)
         pipe = FuncPipe(models[trial.number], loss_fn=F.cross_entropy, optimizer=optimizer)
-        validation = Validation(data=HELD_OUT, keep_best=False)
-        result = pipe.train(TRAINED_ON, epochs=2, shuffle=False, plan=plan(), validation=validation, progress=False)
+        settings = {**planned, "epochs": 2, "shuffle": False, "validation": validation, "progress": False}
+        result: RunResult = getattr(pipe, verb)(TRAINED_ON, **settings)
         return result.validations[-1].values["val_loss"]
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     study = optuna.create_study(sampler=optuna.samplers.RandomSampler(seed=2))
-    study.optimize(objective, n_trials=4, n_jobs=2)
+    study.optimize(objective, n_trials=count, n_jobs=2)
     for trial in study.trials:
         assert trial.value == pytest.approx(trained(trial.params["lr"], 0.5)[-1], rel=1e-5)
         assert validated(models[trial.number]) == pytest.approx(trial.value, rel=1e-5)
