@@ -31,6 +31,9 @@ from funcpipe.runstate.keys import Keys
 Direction = Literal["minimize", "maximize"]
 
 
+_EXHAUSTED = "exhausted"
+
+
 class JournalKeys(Keys):
     """The keys of a study's journal."""
 
@@ -303,6 +306,11 @@ class SweepStudy:
                 trial.set_user_attr(name, attribute)
 
     @property
+    def is_exhausted(self) -> bool:
+        """True if the sampler has no other values to try, as that of a grid."""
+        return bool(self.optuna.user_attrs.get(_EXHAUSTED, False))
+
+    @property
     def client_usd(self) -> float:
         """The dollars of the requests of all clients, as of when it was last saved."""
         return float(self.optuna.user_attrs.get("client_usd", 0.0))
@@ -328,7 +336,10 @@ class SweepStudy:
         """Note how a trial has ended, in storage too."""
         with self._lock, _quiet():
             self.note(trial, **attributes)
+            self.optuna._thread_local.in_optimize_loop = True  # or samplers of finite spaces cannot end the study
             self.optuna.tell(trial, value if state is TrialState.COMPLETE else None, state=state)
+            if self.optuna._stop_flag:
+                self.optuna.set_user_attr(_EXHAUSTED, True)
         self._journal.flush()
 
 

@@ -180,7 +180,7 @@ class Wave:
 
     def _more(self) -> bool:
         begun = sum(trial.state is not TrialState.WAITING for trial in self._study.trials())
-        return bool(self._known) or begun < self._wanted
+        return bool(self._known) or (begun < self._wanted and not self._study.is_exhausted)
 
     def _make_next(self) -> None:
         """Make the next trial ready: one that ran when its client ended, or a new one.

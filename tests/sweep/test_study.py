@@ -102,3 +102,17 @@ def test_a_study_that_goes_on_has_the_direction_and_the_sampler_that_it_had() ->
         study(storage, direction="maximize")
     with pytest.raises(InvalidValue, match="sampler must be a RandomSampler"):
         study(storage, sampler=optuna.samplers.TPESampler())
+
+
+def test_a_sampler_of_a_finite_space_ends_its_study() -> None:
+    storage, grid = MemoryStorage(), {"lr": [0.1, 0.2]}
+    made = study(storage, sampler=optuna.samplers.GridSampler(grid))
+    for _ in range(2):
+        assert not made.is_exhausted
+        trial = made.ask()
+        value = trial.suggest_float("lr", 0.0, 1.0)
+        made.save(0.0)
+        made.tell(trial, TrialState.COMPLETE, value)
+    assert sorted(trial.params["lr"] for trial in made.trials()) == grid["lr"]
+    assert made.is_exhausted
+    assert study(storage, sampler=optuna.samplers.GridSampler(grid)).is_exhausted
