@@ -109,7 +109,7 @@ def test_every_picture_is_shown_and_has_a_script() -> None:
         for found in re.finditer(r"!\[[^\]]*\]\(([^)]+)\)\n+(.*(?:\n.+)*)", text):
             shown.add(found.group(1).removeprefix("docs/"))
             assert _SCRIPT.search(found.group(2)), f"{page}: name what draws {found.group(1)}"
-        shown |= set(re.findall(r'<img src="([^"]+)"', text))
+        shown |= {found.removeprefix("docs/") for found in re.findall(r'<img src="([^"]+)"', text)}
     assert shown == pictures
 
 
