@@ -77,15 +77,20 @@ class PlanBase:
         """Return the number of values that each of so many replicas keeps per parameter: for its optimiser, for an
         average, and for meetings.
 
-        Replicas that train alone update all of their parameters, so that `shard_optimizer` divides nothing.
+        Replicas that train alone update all of their parameters: `shard_optimizer` divides what they keep for meetings.
         """
         sharded, alone = self.shard_optimizer and replicas > 1, self.sync_every != 1 and replicas > 1
         values = self.optimizer.values_each(replicas, sharded=sharded and not alone, averaged=self.averaged)
         return values + self.kept_for_meetings(replicas)
 
-    def kept_for_meetings(self, replicas: int) -> int:
-        """Return how many of these are for meetings: the parameters of the last one, and the outer momentum's."""
-        return 0 if self.sync_every == 1 or replicas == 1 else 1 + (self.outer_momentum > 0)
+    def kept_for_meetings(self, replicas: int) -> float:
+        """Return how many of these are for meetings: the parameters of the last one, and the outer momentum's; divided
+        over replicas, a share of each, and of the mean that a replica makes.
+        """
+        if self.sync_every == 1 or replicas == 1:
+            return 0
+        kept = 1 + (self.outer_momentum > 0)
+        return (kept + 1) / replicas if self.shard_optimizer else kept
 
     @property
     def base_fields(self) -> dict[str, Any]:

@@ -170,7 +170,7 @@ MISTAKES = {
     f"{OPTIMIZE} --sync-every 4 --coupled cache": "sync_every must be 1 with a loss of whole global batches",
     f"{OPTIMIZE} --sync-every 4 --averaged": "sync_every must be 1 with an average",
     f"{OPTIMIZE} --sync-every 4 --wire fp16": "wire_back must be fp32, bf16 or int8 with local steps",
-    f"{OPTIMIZE} --sync-every 4 --shard-optimizer": "shard_optimizer must be false with local steps",
+    f"{OPTIMIZE} --sync-every 4 --shard-optimizer --wire-sync bf16": "wire_sync must be fp32 with local steps and",
     f"{OPTIMIZE} --sync-every 4 --policy hybridps": "sync_every must be 1 with the policy hybridps",
     f"{SIMULATE} --compute-jitter -1": LEAST,
     f"{SIMULATE} --transfer-jitter nan": LEAST,

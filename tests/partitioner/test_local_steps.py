@@ -82,13 +82,15 @@ def meeting_s(plan: Plan, number: int, profile: ModelProfile, spec: PlatformSpec
 
 def price(plan: Plan, profile: ModelProfile, spec: PlatformSpec, steps: int) -> tuple[float, float, list[float]]:
     """Seconds and dollars of a mean step in rounds of so many, and megabytes of the stages' functions."""
-    each = evaluate(replace(plan, sync_every=1, outer_momentum=0.0), profile, spec)
+    each = evaluate(replace(plan, sync_every=1, outer_momentum=0.0, shard_optimizer=False), profile, spec)
     alone_s, met_s = step_times(plan, each, profile, spec)
     mean_s = ((steps - 1) * alone_s + met_s) / steps if plan.replicas > 1 else alone_s
     puts, gets = (sum(counts) for counts in zip(*(sync_requests(w, plan.replicas) for w in plan.ways), strict=True))
     requests_usd = each.request_usd - (1 - 1 / steps) * (puts * spec.price_put_usd + gets * spec.price_get_usd)
     price_usd_s = plan.replicas * sum(spec.size(stage.size).price_usd_s for stage in plan.stages)
-    kept = (1 + (plan.outer_momentum > 0)) if plan.replicas > 1 else 0
+    kept = float(1 + (plan.outer_momentum > 0)) if plan.replicas > 1 else 0.0
+    if plan.is_sharded:
+        kept = (kept + 1) / plan.replicas
     own = [sum(x.parameter_bytes for x in profile.layers[s.first : s.stop]) for s in plan.stages]
     memory = [(s.memory_bytes + kept * bytes_) / MB for s, bytes_ in zip(each.stages, own, strict=True)]
     return mean_s, price_usd_s * mean_s + requests_usd, memory
@@ -140,20 +142,27 @@ def problem_of(seed: int, sync: Sync, steps: int, **changes: object) -> Problem:
 
 
 @pytest.mark.parametrize(
-    ("seed", "sync", "steps"),
-    [(0, Sync.PIPELINED, 4), (1, Sync.STREAMED, 2), (2, Sync.EXCHANGE, 32), (3, Sync.THREE_PHASE, 2)],
+    ("seed", "sync", "steps", "sharded"),
+    [
+        (0, Sync.PIPELINED, 4, False),
+        (1, Sync.STREAMED, 2, False),
+        (2, Sync.EXCHANGE, 32, False),
+        (3, Sync.THREE_PHASE, 2, False),
+        (5, Sync.PIPELINED, 2, True),
+    ],
 )
-def test_the_best_plan_is_that_of_all_priced_step_by_step(seed: int, sync: Sync, steps: int) -> None:
-    problem = problem_of(seed, sync, steps)
+def test_the_best_plan_is_that_of_all_priced_step_by_step(seed: int, sync: Sync, steps: int, sharded: bool) -> None:
+    problem = problem_of(seed, sync, steps, shard_optimizer=sharded)
     found = exact(problem).solver
     assert found is not None
     assert found.objective == pytest.approx(best_priced(problem, steps), rel=1e-8)
 
 
 @pytest.mark.parametrize("schedule", ScheduleKind)
-@pytest.mark.parametrize("steps", [2, 32])
-def test_an_iteration_is_the_mean_of_a_round(schedule: ScheduleKind, steps: int) -> None:
-    wanted = problem_of(1, Sync.STREAMED, steps, schedule=schedule, global_batch=32, replicas=(2,))
+@pytest.mark.parametrize(("steps", "sharded"), [(2, True), (32, False)])
+def test_an_iteration_is_the_mean_of_a_round(schedule: ScheduleKind, steps: int, sharded: bool) -> None:
+    changes = {"schedule": schedule, "global_batch": 32, "replicas": (2,), "shard_optimizer": sharded}
+    wanted = problem_of(1, Sync.STREAMED, steps, **changes)
     for plan in plans(wanted):
         estimate = evaluate(plan, wanted.profile, wanted.spec)
         seconds, dollars, memory = price(plan, wanted.profile, wanted.spec, steps)
@@ -232,13 +241,15 @@ def test_gradients_of_tied_parameters_travel_in_every_step() -> None:
         assert more_usd == pytest.approx((2 * wanted.spec.price_put_usd + 2 * wanted.spec.price_get_usd) / 2)
 
 
-def test_replicas_that_train_alone_keep_all_of_the_optimiser_and_what_they_met_with() -> None:
+def test_replicas_that_train_alone_keep_all_of_the_optimiser_and_what_they_meet_with() -> None:
     training = TrainingSpec(global_batch=16, optimizer=OptimizerKind.ADAM, shard_optimizer=True)
     assert training.values_each(4) == 2 / 4
     local = replace(training, sync_every=8)
-    assert local.values_each(4) == 2 + 1
-    assert replace(local, outer_momentum=0.9).values_each(4) == 2 + 2
-    assert replace(local, shard_optimizer=False).values_each(4) == 2 + 1
+    assert local.values_each(4) == 2 + 2 / 4
+    assert replace(local, outer_momentum=0.9).values_each(4) == 2 + 3 / 4
+    whole = replace(local, shard_optimizer=False)
+    assert whole.values_each(4) == 2 + 1
+    assert replace(whole, outer_momentum=0.9).values_each(4) == 2 + 2
     assert replace(local, outer_momentum=0.9).values_each(1) == 2
 
 

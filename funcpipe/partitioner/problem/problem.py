@@ -72,9 +72,6 @@ class Problem:
     def __post_init__(self) -> None:
         if self.training.sync_every == AUTO:
             raise InvalidValue("sync_every", AUTO, "must be a number of steps, or end, in a single problem")
-        if self.training.trains_locally and self.training.shard_optimizer:
-            rule = "must be false with local steps: each replica has an optimiser of its own, which is not divided"
-            raise InvalidValue("shard_optimizer", True, rule)
         self.spec.stores_usd_h(self.stores)  # whether there are such stores
         for size in self.spec.sizes:
             column_of(size.name, self.profile)
