@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from funcpipe import show as render
+from funcpipe import show
 from funcpipe.cli.files import write_file
 from funcpipe.cli.options import Choice, argument, group, option, whole
 from funcpipe.cli.provision import chosen_way
@@ -242,7 +242,7 @@ def deploy(options: Options) -> None:
     prices = load_spec(f"{cloud.spec}?region={found.region}")
     fields = {**dataclasses.asdict(found), "keeping": found.keeping_text(prices)}
     lines = [f"{name}: {value if isinstance(value, str) else json.dumps(value)}" for name, value in fields.items()]
-    render.show(options.json, render.as_json(fields), lambda: "\n".join(lines))
+    show.show(options.json, show.as_json(fields), lambda: "\n".join(lines))
 
 
 @verb(

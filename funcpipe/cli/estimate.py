@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from funcpipe import show as render
+from funcpipe import show
 from funcpipe.cli.factories import load_data
 from funcpipe.cli.report import observed_here, with_observed
 from funcpipe.cli.verbs import Options
@@ -45,7 +45,7 @@ def confirm(options: Options, plan: Plan, estimate: JobEstimate | None) -> None:
         "what it costs is not known: the plan has no estimate" if estimate is None else estimate.line(options.max_usd)
     )
     (observed,) = observed_here([plan], _place(options, plan))
-    ask(options, [line, *render.observed_lines(observed)])
+    ask(options, [line, *show.observed_lines(observed)])
 
 
 def _is_free(options: Options) -> bool:
@@ -61,8 +61,8 @@ def dry_run(options: Options, plan: Plan, pipe: "FuncPipe", validation: Validati
         data, epochs=options.epochs, platform=functions, plan=plan, prices=prices, validation=validation
     )
     (observed,) = observed_here([plan], _place(options, plan))
-    draws = partial(render.job_estimate, found, options.max_usd), partial(render.observed, observed)
-    render.show(options.json, with_observed(to_text(found), observed), *draws)
+    draws = partial(show.job_estimate, found, options.max_usd), partial(show.observed, observed)
+    show.show(options.json, with_observed(to_text(found), observed), *draws)
 
 
 def _place(options: Options, plan: Plan) -> str:

@@ -3,7 +3,7 @@
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from funcpipe import show as render
+from funcpipe import show
 from funcpipe.cli import training
 from funcpipe.cli.factories import load_data
 from funcpipe.cli.files import write_file
@@ -54,7 +54,7 @@ def evaluate(options: Options) -> None:
     found = pipe.evaluate(load_data(options.data), metrics=training.metrics_of(options), **settings)
     values = {"loss": found.loss, **found.metrics}
     summary = {"run": found.run, "samples": found.samples, **values, "cost_usd": found.bill.cost_usd}
-    render.show(options.json, render.as_json(summary), partial(render.evaluation, found))
+    show.show(options.json, show.as_json(summary), partial(show.evaluation, found))
 
 
 @verb(
@@ -77,7 +77,7 @@ def predict(options: Options) -> None:
     write_file(partial(save_file, {name: tensor.contiguous() for name, tensor in outputs.items()}), options.output)
     shapes = {name: list(tensor.shape) for name, tensor in outputs.items()}
     summary = {"output": options.output, "shapes": shapes}
-    render.show(options.json, render.as_json(summary), partial(render.predictions, shapes, options.output))
+    show.show(options.json, show.as_json(summary), partial(show.predictions, shapes, options.output))
 
 
 def _pipe(options: Options) -> "tuple[FuncPipe, dict[str, Any]]":

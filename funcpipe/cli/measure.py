@@ -4,7 +4,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from funcpipe import show as render
+from funcpipe import show
 from funcpipe.cli import training
 from funcpipe.cli.factories import check_names, load_data, make_sample
 from funcpipe.cli.files import write_file
@@ -100,7 +100,7 @@ def profile(options: Options) -> None:
         raise InputError("--like and --max-usd apply to functions; say where they run: --on local")
     pipe = training.pipe_of(options, loss_fn=_no_loss, optimizer=_no_optimizer)
     sample = make_sample(options.sample)
-    with _open_site(options.on, like) as site, render.profiling(quiet=options.quiet) as progress:
+    with _open_site(options.on, like) as site, show.profiling(quiet=options.quiet) as progress:
         measured = pipe.profile(
             sample,
             platform=spec,
@@ -113,7 +113,7 @@ def profile(options: Options) -> None:
             progress=progress,
         )
     write_file(partial(write, measured), options.output)
-    render.show(options.json, to_text(measured), partial(render.profile, measured, options.output))
+    show.show(options.json, to_text(measured), partial(show.profile, measured, options.output))
 
 
 @verb(
@@ -158,14 +158,14 @@ def platforms(options: Options) -> None:
         raise InputError("--streams and --body-mb are about a storage; name it: --storage URL")
     if options.action == "list":
         specs = [load_spec(name) for name in spec_names()]
-        render.show(options.json, render.as_json([spec.name for spec in specs]), partial(render.platforms, specs))
+        show.show(options.json, show.as_json([spec.name for spec in specs]), partial(show.platforms, specs))
     elif options.action == "measure":
         _measure_storage(options) if options.storage is not None else _measure(options)
     elif options.name is None:
         raise InputError(f"name the platform to show: {', '.join(spec_names())}, or a specification's file")
     else:
         spec = load_spec(options.name)
-        render.show(options.json, to_text(spec), partial(render.platform, spec))
+        show.show(options.json, to_text(spec), partial(show.platform, spec))
 
 
 def _open_site(name: str | None, like: PlatformSpec | None) -> "AbstractContextManager[Site | None]":
@@ -188,7 +188,7 @@ def _measure_storage(options: Options) -> None:
     report = measure_storage(storage, options.storage, streams=streams, body_bytes=body_bytes)
     if options.output is not None:
         write_file(partial(write, report), options.output)
-    render.show(options.json, to_text(report), partial(render.storage_report, report))
+    show.show(options.json, to_text(report), partial(show.storage_report, report))
 
 
 def _measure(options: Options) -> None:
@@ -200,7 +200,7 @@ def _measure(options: Options) -> None:
         assert site is not None, "it has a name"
         spec = site.measure(max_usd=options.max_usd)
     write_file(partial(write, spec), options.output)
-    render.show(options.json, to_text(spec), partial(render.platform, spec))
+    show.show(options.json, to_text(spec), partial(show.platform, spec))
 
 
 def _no_loss(output: Any, target: Any) -> "torch.Tensor":

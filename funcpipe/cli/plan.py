@@ -8,7 +8,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from funcpipe import show as render
+from funcpipe import show
 from funcpipe.cli.files import write_file
 from funcpipe.cli.measure import PROFILE, planned_platform
 from funcpipe.cli.options import Choice, argument, group, not_negative, option, positive, whole
@@ -200,8 +200,8 @@ def optimize(options: Options) -> None:
 
             write_file(partial(write_page, Material(plan=plan, profile=measured, spec=spec)), options.report)
         (observed,) = observed_here([plan])
-        draws = partial(render.plan, plan, options.output), partial(render.observed, observed)
-        render.show(options.json, with_observed(to_text(plan), observed), *draws)
+        draws = partial(show.plan, plan, options.output), partial(show.observed, observed)
+        show.show(options.json, with_observed(to_text(plan), observed), *draws)
 
 
 def _check_combination(options: Options) -> None:
@@ -234,7 +234,7 @@ def _what_if(
     other = read(ModelProfile, paths[-1]) if paths else None
     found = what_if(measured, spec, training, changes, other_profile=other, find=find)
     write_file(partial(write, found.best), options.output)
-    render.show(options.json, to_text(found), partial(render.what_if, found, options.output))
+    show.show(options.json, to_text(found), partial(show.what_if, found, options.output))
 
 
 def _pareto(options: Options, measured: ModelProfile, spec: PlatformSpec, training: TrainingSpec) -> None:
@@ -248,7 +248,7 @@ def _pareto(options: Options, measured: ModelProfile, spec: PlatformSpec, traini
         write_file(partial(plot_front, front), options.figure)
     write_file(partial(write, front.plans[front.recommended]), options.output)
     bare = replace(front, plans=tuple(replace(plan, request=None) for plan in front.plans))  # it is the same for all
-    render.show(options.json, to_text(bare), partial(render.front, front, options.output))
+    show.show(options.json, to_text(bare), partial(show.front, front, options.output))
 
 
 def platform_spec(options: Options, measured: ModelProfile) -> PlatformSpec:
@@ -295,7 +295,7 @@ def explain(options: Options) -> None:
     plan = read(Plan, options.plan)
     source = _made_from(options, plan)
     found = explain_plan(plan, source.profile, source.spec, _made_for(plan), pins=source.pins)
-    render.show(options.json, render.as_json(to_plain(found)), lambda: as_text(found).rstrip("\n"))
+    show.show(options.json, show.as_json(to_plain(found)), lambda: as_text(found).rstrip("\n"))
 
 
 @verb(
@@ -334,8 +334,8 @@ def simulate(options: Options) -> None:
         write_file(partial(write_trace, trace), options.trace)
     summary = {"iteration_s": mean_s, "tasks": len(trace.events), "trace": options.trace}
     summary |= {"meeting_s": trace.end_s} if plan.trains_locally else {}
-    draw = partial(render.simulation, trace, plan, gantt=options.gantt, mean_s=mean_s)
-    render.show(options.json, render.as_json(summary), draw)
+    draw = partial(show.simulation, trace, plan, gantt=options.gantt, mean_s=mean_s)
+    show.show(options.json, show.as_json(summary), draw)
 
 
 def _made_from(options: Options, plan: Plan) -> PlanRequest:

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from funcpipe import show as render
+from funcpipe import show
 from funcpipe.cli.files import write_file
 from funcpipe.cli.measure import PROFILE, planned_platform
 from funcpipe.cli.options import Choice, argument, group, not_negative, number, option, positive, whole
@@ -87,8 +87,8 @@ def compare(options: Options) -> None:
     plans = [(one.way, one.plan) for one in table.provisions if one.plan is not None]
     observed = observed_here([plan for _, plan in plans])
     found = {way: here for (way, _), here in zip(plans, observed, strict=True) if here}
-    draws = [partial(render.observed, here, prefix=f"{way}, ") for way, here in found.items()]
-    render.show(options.json, with_observed(to_text(table), found), partial(render.provisions, table), *draws)
+    draws = [partial(show.observed, here, prefix=f"{way}, ") for way, here in found.items()]
+    show.show(options.json, with_observed(to_text(table), found), partial(show.provisions, table), *draws)
 
 
 @verb(
@@ -150,8 +150,8 @@ def fit_loss(options: Options) -> None:
     )
     write_file(partial(write, found), options.output)
     first = curves[0]
-    draw = partial(render.loss_model, found, options.output, options.target_loss, first.batch)
-    render.show(options.json, to_text(found), draw)
+    draw = partial(show.loss_model, found, options.output, options.target_loss, first.batch)
+    show.show(options.json, to_text(found), draw)
 
 
 def _read_loss(path: str) -> LossModel:

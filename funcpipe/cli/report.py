@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from funcpipe import show as render
+from funcpipe import show
 from funcpipe.cli.files import write_file
 from funcpipe.cli.measure import planned_platform
 from funcpipe.cli.options import argument, group, option
@@ -54,9 +54,9 @@ def report(options: Options) -> None:
     if options.figure or options.perfetto:
         raise InputError("--figure and --perfetto belong to the comparison in text: leave them out, or leave out -o")
     write_file(partial(write_page, _material(options)), options.output)
-    render.show(
+    show.show(
         options.json,
-        render.as_json({"report": options.output}),
+        show.as_json({"report": options.output}),
         lambda: f"report written to {options.output}: open it in a browser",
     )
 
@@ -70,7 +70,7 @@ def compare(options: Options) -> None:
     from funcpipe.show.side_by_side import side_by_side
 
     found = side_by_side(options.files)
-    render.show(options.json, render.as_json(found.plain()), partial(render.beside, found))
+    show.show(options.json, show.as_json(found.plain()), partial(show.beside, found))
 
 
 def _material(options: Options) -> "Material":
@@ -126,7 +126,7 @@ def _in_text(options: Options) -> None:
         write_file(partial(draw, predicted, step), options.figure)
     if options.perfetto:
         write_file(partial(write_side_by_side, predicted, step), options.perfetto)
-    render.show(options.json, to_text(comparison), partial(render.comparison, comparison, seen))
+    show.show(options.json, to_text(comparison), partial(show.comparison, comparison, seen))
 
 
 @verb(
@@ -150,8 +150,8 @@ def history(options: Options) -> None:
     best = {"jobs": len(counted), "best": sum(one.is_best for one in counted)}
     summary: dict[str, Any] = {"history": None if path is None else str(path), "known": found}
     summary |= {"chosen_way_best_in_hindsight": best, "hindsight": in_hindsight}
-    draws = partial(render.history, found, path), partial(render.hindsight, in_hindsight)
-    render.show(options.json, render.as_json(summary), *draws)
+    draws = partial(show.history, found, path), partial(show.hindsight, in_hindsight)
+    show.show(options.json, show.as_json(summary), *draws)
 
 
 def observed_here(plans: Sequence[Plan], ran_on: str | None = None) -> "tuple[tuple[ObservedIteration, ...], ...]":
@@ -166,4 +166,4 @@ def observed_here(plans: Sequence[Plan], ran_on: str | None = None) -> "tuple[tu
 
 def with_observed(document: str, observed: Any) -> str:
     """The JSON of a prediction, with what is `observed` beside it; as it is where nothing was."""
-    return render.as_json(json.loads(document) | {OBSERVED: to_plain(observed)}) if observed else document
+    return show.as_json(json.loads(document) | {OBSERVED: to_plain(observed)}) if observed else document

@@ -7,7 +7,7 @@ import time
 from functools import partial
 from itertools import chain
 
-from funcpipe import show as render
+from funcpipe import show
 from funcpipe.cli.files import check_holds, check_model_file, free_model_file, write_model
 from funcpipe.cli.options import Choice, argument, group, not_negative, option, positive, whole
 from funcpipe.cli.verbs import Options, verb
@@ -36,7 +36,7 @@ def status(options: Options) -> int:
     from funcpipe.client.control.status import status as find_status
 
     found = find_status(open_storage(options.storage), options.name, open_platform)
-    render.show(options.json, to_text(found), partial(render.run_status, found, options.storage))
+    show.show(options.json, to_text(found), partial(show.run_status, found, options.storage))
     return found.verdict.exit_code
 
 
@@ -51,7 +51,7 @@ def stop(options: Options) -> None:
     from funcpipe.client.control.stopping import stop as stop_run
 
     found = stop_run(open_storage(options.storage), options.name, open_platform, wait_s=options.wait)
-    render.show(options.json, to_text(found), partial(render.run_status, found, options.storage))
+    show.show(options.json, to_text(found), partial(show.run_status, found, options.storage))
 
 
 @verb(f"funcpipe run clean RUN {_WHERE}", RUN, STORAGE, option("--take-over", "even if another command trains the run"))
@@ -61,9 +61,9 @@ def clean(options: Options) -> None:
 
     count = clean_run(open_storage(options.storage), options.name, open_platform, take_over=options.take_over)
     summary = {"run": options.name, "objects": count}
-    render.show(
+    show.show(
         options.json,
-        render.as_json(summary),
+        show.as_json(summary),
         lambda: f"run {options.name}: {count} objects deleted",
     )
 
@@ -91,7 +91,7 @@ def export(options: Options) -> None:
     write_model(state, path)
     summary = {"run": saved.run, "step": saved.step, "steps": saved.steps, "model": path}
     said = f"run {saved.run}: the model after step {saved.step} of {saved.steps}: {path}"
-    render.show(options.json, render.as_json(summary), lambda: said)
+    show.show(options.json, show.as_json(summary), lambda: said)
 
 
 @verb(f"funcpipe run key RUN {_WHERE}", RUN, STORAGE)
@@ -100,7 +100,7 @@ def key(options: Options) -> None:
     from funcpipe.client.control.stopping import run_key
 
     found = run_key(open_storage(options.storage), options.name)
-    render.show(options.json, render.as_json({"run": options.name, "key": found.text}), lambda: found.text)
+    show.show(options.json, show.as_json({"run": options.name, "key": found.text}), lambda: found.text)
 
 
 @verb(

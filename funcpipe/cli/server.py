@@ -3,7 +3,7 @@
 from functools import partial
 from typing import Any
 
-from funcpipe import show as render
+from funcpipe import show
 from funcpipe.cli import training
 from funcpipe.cli.estimate import ask
 from funcpipe.cli.factories import load_data
@@ -100,8 +100,8 @@ def train(options: Options) -> None:
     summary: dict[str, Any] = {"run": result.run, "way": way.way, "updates": result.updates.value}
     summary |= {"seconds": result.seconds, "cost_usd": result.usd, "losses": result.losses, "step_s": result.step_s}
     summary |= {"pushes": [_push(push) for push in result.pushes], "lost": result.lost, "model": output}
-    draw = partial(render.server_result, result, way, output)
-    render.show(options.json, render.as_json(summary), draw)
+    draw = partial(show.server_result, result, way, output)
+    show.show(options.json, show.as_json(summary), draw)
 
 
 def _push(push: Any) -> dict[str, Any]:

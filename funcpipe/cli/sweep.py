@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from funcpipe import show as render
+from funcpipe import show
 from funcpipe.cli import training
 from funcpipe.cli.estimate import ask
 from funcpipe.cli.factories import check_names, load_data, load_factory, made
@@ -119,7 +119,7 @@ def sweep(options: Options) -> None:
         write_somewhere(result.model.state_dict(), options.output, best.run)
     summary = {"format": result.status.FORMAT, **to_plain(result.status), "best": None if best is None else best.number}
     summary |= {"is_complete": result.is_complete, "model": options.output, "page": options.page}
-    render.show(options.json, render.as_json(summary), partial(render.sweep, result))
+    show.show(options.json, show.as_json(summary), partial(show.sweep, result))
     url = storage_url(options)
     if url is not None and best is not None and not options.json:
         write_out(f"  write it:   funcpipe run export {best.run} --storage {url} -o model.safetensors")
@@ -155,7 +155,7 @@ def _sweep_of(options: Options, plan: Plan | None) -> "Sweep":
 def _confirm(options: Options, estimate: "SweepEstimate") -> None:
     if options.dry_run:
         draw = partial(estimate.line, options.max_usd)
-        render.show(options.json, render.as_json(to_plain(estimate)), draw)
+        show.show(options.json, show.as_json(to_plain(estimate)), draw)
         raise _OnlyEstimated
     if not options.json and not options.quiet:
         say(estimate.line(options.max_usd))
@@ -189,7 +189,7 @@ def _shown(options: Options) -> Iterator["Callable[[SweepStatus], None] | None"]
 
         def table(status: "SweepStatus") -> None:
             with sketch.capture() as captured:
-                draw(render.sweep_status(status), sketch)
+                draw(show.sweep_status(status), sketch)
             live.update(Text.from_ansi(captured.get()), refresh=True)
 
         yield table

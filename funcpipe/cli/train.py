@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from funcpipe import show as render
+from funcpipe import show
 from funcpipe.cli import training
 from funcpipe.cli.estimate import confirm, dry_run
 from funcpipe.cli.factories import check_names, load_data
@@ -198,7 +198,7 @@ def train_by(options: Options, plan: Plan, pipe: "FuncPipe", output: str | None)
     settings |= {"validation": validation, "confirm": partial(confirm, options, plan)}
     if options.detach:
         run = pipe.start(load_data(options.data), **settings)
-        render.show(options.json, render.as_json({"run": run}), partial(render.detached, run, storage_url(options)))
+        show.show(options.json, show.as_json({"run": run}), partial(show.detached, run, storage_url(options)))
         return
     given = callbacks(options.log, quiet=options.json or options.quiet)
     result = pipe.train(load_data(options.data), **settings, callbacks=given, progress=False)
@@ -211,8 +211,8 @@ def train_by(options: Options, plan: Plan, pipe: "FuncPipe", output: str | None)
         summary["best_step"] = result.best_step
     keeps = options.keep_model and (options.storage is not None or is_deployment(options.platform))
     kept_in = storage_url(options) if keeps else None
-    draw = partial(render.training_result, result, plan.estimate, written, kept_in)
-    render.show(options.json, render.as_json(summary), draw)
+    draw = partial(show.training_result, result, plan.estimate, written, kept_in)
+    show.show(options.json, show.as_json(summary), draw)
 
 
 @verb(
@@ -247,7 +247,7 @@ def verify(options: Options) -> None:
         tolerance=options.tolerance,
         message_deadline_s=options.message_deadline_s,
     )
-    render.show(options.json, to_text(found), partial(render.verification, found))
+    show.show(options.json, to_text(found), partial(show.verification, found))
     first = found.first_difference
     if first is not None:
         raise Disagreement(

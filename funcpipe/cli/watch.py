@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from funcpipe import show as render
+from funcpipe import show
 from funcpipe.cli.options import option, positive
 from funcpipe.cli.run import RUN, STORAGE
 from funcpipe.cli.verbs import Options, verb
@@ -89,12 +89,12 @@ def _follow(
 
 
 def _each(
-    watcher: "Watcher", options: Options, pause: Callable[[float], None], show: Callable[["RunView"], None]
+    watcher: "Watcher", options: Options, pause: Callable[[float], None], draw: Callable[["RunView"], None]
 ) -> "RunView":
     dead_since_s: float | None = None
     while True:
         view = watcher.poll()
-        show(view)
+        draw(view)
         dead = view.status.verdict.value == "dead"
         dead_since_s = (dead_since_s or view.looked_at_s) if dead else None
         given_up = dead_since_s is not None and view.looked_at_s - dead_since_s >= _GIVEN_UP_S
@@ -118,7 +118,7 @@ def _ended(view: "RunView", options: Options, console: "Console") -> None:
 
     console.print(screen(view, console, all_rows=True))
     if view.has_ended or view.status.verdict.value == "dead":
-        for command in render.commands_after(view.status, options.storage):
+        for command in show.commands_after(view.status, options.storage):
             console.print(command, soft_wrap=True)
 
 
