@@ -24,7 +24,7 @@ class Size(NamedTuple):
 
 ROOMS = {
     "analysis": Size(360, 5, 18),
-    "api": Size(515, 8, 12),
+    "api": Size(517, 8, 12),
     "cli": Size(2106, 13, 105),
     "client": Size(4515, 50, 180),
     "comm": Size(1164, 23, 48),
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 80_100, 82, 19
+MODULES, LINES, EXPORTED, VERBS = 591, 80_200, 82, 19
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 from funcpipe.api.predicting import Predicting
 from funcpipe.client.prepare.data import open_data, open_with_first
 from funcpipe.client.prepare.precheck import record_of, with_last
-from funcpipe.client.prepare.rehearsal import rehearse
+from funcpipe.client.prepare.rehearsal import rehearse, rehearse_shapes
 from funcpipe.client.prepare.session import open_session
 from funcpipe.core import (
     Coupled,
@@ -28,6 +28,7 @@ from funcpipe.core import (
 )
 from funcpipe.core.texts import counted, number_text, time_text, usd_text
 from funcpipe.errors import Infeasible, InvalidValue
+from funcpipe.model.tensors import is_weightless
 from funcpipe.platforms.catalog import LOCAL, is_ray, load_spec, ray_cluster, with_region
 from funcpipe.training.batches import Batches
 from funcpipe.training.data_source import Data, DataSource
@@ -202,7 +203,8 @@ def _search(pipe: Predicting, dataset: Data, source: DataSource, batch: int, wan
     sizes = [wanted.micro_batch] if wanted.micro_batch else list(micro_batches(batch))
     smaller = [] if wanted.micro_batch else [size for size in range(sizes[0] - 1, 0, -1) if batch % size == 0]
     _, _, first = open_with_first(dataset, pipe.model, micro_batch=sizes[0])
-    rehearse(pipe.model, pipe._recipe, first.batch, seed=0)  # mistakes are found here, before anything is measured
+    rehearsed = rehearse_shapes if is_weightless(pipe.model) else rehearse
+    rehearsed(pipe.model, pipe._recipe, first.batch, seed=0)  # mistakes are found here, before anything is measured
     takes_largest, best, tried = couples_samples(pipe.model), None, list[int]()
     while sizes:
         size = sizes.pop(0)

@@ -5,6 +5,7 @@ import itertools
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -12,15 +13,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import save_file
 from torch import nn
 from torch.optim import SGD, AdamW
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 
 from funcpipe import FuncPipe, Plan
 from funcpipe.api import fitting
 from funcpipe.api.fitting import Wanted, choose, micro_batches
 from funcpipe.core import Optimality, SolverReport
-from funcpipe.errors import DataError, FuncPipeError, Infeasible, InvalidValue, PlanError, RunUnknown
+from funcpipe.errors import DataError, FuncPipeError, Infeasible, InvalidValue, ModelError, PlanError, RunUnknown
 from funcpipe.runstate.owner import last_run
 from funcpipe.runstate.signing import signed
 from funcpipe.training.batches import sample_order
@@ -298,3 +300,15 @@ def test_a_profile_that_is_there_is_used_for_its_micro_batch_and_platform() -> N
         with contextlib.suppress(FuncPipeError):  # what was measured for one platform is no plan for another
             choose(pipe, data(), Wanted(global_batch=8, micro_batch=8, like="aws-lambda"))
     assert measured == [("local", 8), ("aws-lambda", 8)]
+
+
+def test_a_model_whose_weights_lie_in_files_is_tried_without_them(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file(network().state_dict(), file)
+    pipe = FuncPipe(network, loss_fn=nn.functional.cross_entropy, optimizer=AdamW, weights=str(file))
+    with searching(lambda size: plan_of(size, 8)):
+        assert choose(pipe, data(), Wanted(global_batch=8)).plan.micro_batch == 4
+    pipe._plan = None
+    wrong = TensorDataset(torch.zeros(20, 5, dtype=torch.float64), torch.zeros(20, dtype=torch.long))
+    with searching(lambda size: plan_of(size, 8)), pytest.raises(ModelError, match="the model fails on the first mic"):
+        choose(pipe, wrong, Wanted(global_batch=8))
