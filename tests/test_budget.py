@@ -31,7 +31,7 @@ ROOMS = {
     "core": Size(3032, 123, 202),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
-    "loggers": Size(359, 6, 8),
+    "loggers": Size(363, 6, 8),
     "model": Size(5727, 92, 234),
     "neighbours": Size(3735, 72, 195),
     "partitioner": Size(5262, 69, 251),

@@ -195,8 +195,8 @@ class CheckpointFiles(Callback):
     """A callback that writes the model into `folder` as the run goes on: RUN-STEP.pt, for `load_state_dict`.
 
     A file is written of a checkpoint that is at least `every_steps` steps newer than the last file, and of the result.
-    With `keep`, only so many files of the run stay, the newest ones. How often a run saves is
-    `FaultTolerance.checkpoint_steps`; the model of its best validation is `RunResult.best_state_dict`.
+    With `keep`, only so many of these stay, the newest ones. Where the model of the best validation was kept, it is
+    written at the end as RUN-best.pt. How often a run saves is `FaultTolerance.checkpoint_steps`.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, every_steps: int = 1, keep: int | None = None) -> None:
@@ -218,19 +218,24 @@ class CheckpointFiles(Callback):
             self._write(saved.step, saved.state_dict())
 
     def on_end(self, result: RunResult) -> None:
-        """Write the result, under the number of its last step."""
+        """Write the result, under the number of its last step, and the best model."""
         self._write(self._steps, result.state_dict())
+        if result.best is not None:
+            self._save(result.best_state_dict(), "best")
 
     def on_step(self, progress: Progress) -> None:
         """Count."""
         self._steps = progress.step
 
     def _write(self, step: int, state: Mapping[str, Tensor]) -> None:
-        path = self._folder / f"{self._run}-{step:08d}.pt"
-        part = path.with_suffix(".part")
-        torch.save(dict(state), part)
-        part.replace(path)
+        self._save(state, f"{step:08d}")
         self._last = step
         files = sorted(self._folder.glob(f"{self._run}-????????.pt"))
         for old in files[: -self._keep] if self._keep is not None else ():
             old.unlink()
+
+    def _save(self, state: Mapping[str, Tensor], name: str) -> None:
+        path = self._folder / f"{self._run}-{name}.pt"
+        part = path.with_suffix(".part")
+        torch.save(dict(state), part)
+        part.replace(path)
