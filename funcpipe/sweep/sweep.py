@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import re
 import secrets
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -195,6 +196,10 @@ class Sweep:
             known = list_generations(owner.storage, name)
             if settings.resume is None and known:
                 raise InvalidValue("run", name, "is in use in this storage; resume the sweep, or clean it first")
+            theirs = [] if known else [key for key in session.storage.list(f"{name}-t") if _of_trial(name, key)]
+            if theirs:
+                rule = f"names its trials {name}-t0000 and so on, but {theirs[0]} is there already; choose another name"
+                raise InvalidValue("run", name, rule)
             if settings.resume is not None and not known:
                 raise RunUnknown(f"there is no sweep {name!r} in this storage")
             keys = known[-1] if known else reserve_generation(owner.storage, name)
@@ -220,6 +225,11 @@ class Sweep:
     def _parts(self) -> dict[str, Any]:
         """The parts of Optuna's study."""
         return {"direction": self._direction, "sampler": copy.deepcopy(self._sampler), "pruner": self._pruner}
+
+
+def _of_trial(sweep: str, key: str) -> bool:
+    """Return True if the object `key` lies where those of a trial do."""
+    return re.match(rf"{sweep}-t\d{{4,}}/", key) is not None
 
 
 def _once(session: Session) -> Session:
@@ -260,7 +270,7 @@ class _Opened:
             study=self._study,
             candidates=self._candidates,
             owner=self._owner,
-            sweep=self._keys.run,
+            sweep=self._keys,
             metric=self._terms.metric,
             wanted=wanted,
             limits=limits,
@@ -305,12 +315,12 @@ class _Opened:
 
     def _result(self, status: SweepStatus) -> SweepResult:
         """Read the models that are kept; what trials have shared goes once all of them have ended."""
-        storage, name = self._owner.parts, self._keys.run
+        storage = self._owner.parts
         finished = [trial for trial in status.trials if trial.state == "finished"]
         kept = finished if self._sweep._item_trials else [trial for trial in [status.best] if trial is not None]
         models = {trial.number: self._model(trial) for trial in kept}
         if all(trial.state in ENDED for trial in status.trials):
-            delete_runs(storage, f"{name}-code-")
+            delete_runs(storage, self._keys, "-code-")
         return SweepResult(status=status, study=self._study.copy(), models=models)
 
     def _model(self, trial: TrialStatus) -> nn.Module:

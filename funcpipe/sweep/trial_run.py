@@ -20,7 +20,7 @@ from funcpipe.core.validation import is_due
 from funcpipe.errors import KeyExists
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.finished import keep_only_model, last_checkpoint
-from funcpipe.runstate.generations import delete_objects, load_worker_specs, reserve_first
+from funcpipe.runstate.generations import delete_objects, generations_of, load_worker_specs, reserve_first
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import Owner
 from funcpipe.runstate.reader import RunReader, reported_requests, spent_so_far
@@ -61,6 +61,7 @@ class TrialRun:
         self._wake = threading.Event()
         self._stop: TrialStopped | None = None
         self._record: RunRecord | None = prepared.running
+        self._has_begun = prepared.running is not None
         self._requests_usd = _requests_usd(prepared.estimate)
         self.cost = TrialCost(usd=prepared.account.spent_usd, seconds=prepared.account.elapsed_s, step=0)
 
@@ -90,6 +91,7 @@ class TrialRun:
             prepared = replace(prepared, storage=self._owner.parts, account=account)
         else:
             prepared, keys = self._begun()
+        self._has_begun = True
         with self._supervisor(prepared, keys) as supervisor:
             try:
                 if prepared.running is not None:
@@ -140,8 +142,9 @@ class TrialRun:
         keep_only_model(storage, record, finished, checkpoint)
 
     def delete(self) -> None:
-        """Delete all objects of the trial, which has ended."""
-        delete_objects(self._owner.parts, self.name)
+        """Delete all objects of the trial, which has ended; of one that has not begun there are none."""
+        if self._has_begun:
+            delete_objects(self._owner.parts, self.name)
 
     def _retold(self, record: RunRecord, heard: Heard) -> tuple[ValidationReport, ...]:
         """Return the validations of a trial that has ended while no client watched it."""
@@ -225,7 +228,11 @@ def _requests_usd(estimate: JobEstimate | None) -> float:
     return 0.0 if estimate is None else estimate.requests_usd - estimate.client.requests_usd
 
 
-def delete_runs(storage: Storage, prefix: str, *, but: Collection[str] = ()) -> None:
-    """Delete all objects of runs of a sweep whose names begin with `prefix`, which have ended; `but` these stay."""
-    for run in sorted({key.partition("/")[0] for key in storage.list(prefix)} - {*but}):
+def delete_runs(storage: Storage, sweep: Keys, part: str, *, but: Collection[str] = ()) -> None:
+    """Delete the runs of `sweep` called after it and `part`, which have ended; `but` these stay.
+
+    They have the sweep's key, which no other run has, whatever it is called.
+    """
+    generations = generations_of(storage.list(f"{sweep.run}{part}"))
+    for run in sorted({keys.run for keys in generations if keys.nonce == sweep.nonce} - {*but}):
         delete_objects(storage, run)

@@ -19,6 +19,7 @@ from funcpipe.core import RunLimits, ValidationReport, prices_of
 from funcpipe.core.texts import error_text
 from funcpipe.errors import FuncPipeError, NotFinite, RunHalted, StorageError, Superseded
 from funcpipe.runstate.generations import delete_objects
+from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import Owner
 from funcpipe.sweep.budget import Budget, LaunchRate, Spending
 from funcpipe.sweep.candidates import Candidate, Candidates
@@ -79,7 +80,7 @@ class Wave:
         study: SweepStudy,
         candidates: Candidates,
         owner: Owner,
-        sweep: str,
+        sweep: Keys,
         metric: str,
         wanted: int,
         limits: RunLimits,
@@ -88,7 +89,7 @@ class Wave:
         show: Callable[[SweepStatus], None] | None = None,
     ) -> None:
         self._make, self._study, self._candidates, self._owner = make, study, candidates, owner
-        self._sweep, self._metric, self._wanted = sweep, metric, wanted
+        self._sweep, self._metric, self._wanted = sweep.run, metric, wanted
         self._limits, self._client_usd = limits, client_usd
         self._keeps_all, self._show = keeps_all, show
         self._lock, self._keeping, self._changed = threading.RLock(), threading.Lock(), threading.Event()
@@ -103,7 +104,7 @@ class Wave:
         self._known = deque(trial for trial in known if trial.state is TrialState.RUNNING)
         self._kept = study.best()
         stays = [self._name(trial.number) for trial in known if not self._is_left(trial)]
-        delete_runs(owner.parts, f"{sweep}-t", but=stays)
+        delete_runs(owner.parts, sweep, "-t", but=stays)
 
     def first(self) -> PreparedRun | None:
         """Make the first trial ready to start, and return its run; None if no trial is left.

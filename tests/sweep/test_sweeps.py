@@ -209,3 +209,17 @@ def test_the_same_sweep_draws_the_same_trials_again(threads: Threads) -> None:
     again = sweep()
     first, second = (again.run(2, max_functions=2, **SETTINGS).status for _ in range(2))
     assert [trial.settings for trial in first.trials] == [trial.settings for trial in second.trials]
+
+
+def test_runs_of_others_stay_whatever_they_are_called(threads: Threads) -> None:
+    others = ["digits-two/g0000-0123456789abcdef/run.json", "digits-two/generations/0000-0123456789abcdef"]
+    others += ["digits-code-a/g0000/run.json", "digits-t0000.png", "digits-t1/g0000-0123456789abcdef/run.json"]
+    for key in others:
+        threads.storage.put(key, b"{}")
+    result = sweep().run(2, run="digits", max_functions=2, **SETTINGS)
+    assert result.status.counts == {"finished": 2}
+    sweep().run(3, resume="digits", max_functions=2, **SETTINGS)
+    assert set(others) <= set(threads.storage.list("digits"))
+    threads.storage.put("other-t0001/g0000-0123456789abcdef/run.json", b"{}")
+    with pytest.raises(InvalidValue, match="run names its trials other-t0000 and so on, but other-t0001/"):
+        sweep().run(2, run="other", **SETTINGS)
