@@ -29,23 +29,28 @@ class OnDrift(Enum):
 class FaultTolerance:
     """The times at which workers save their state and count as lost, and what stays in storage after a failure.
 
-    Each stage is checkpointed every `checkpoint_steps` steps. If that is None, the interval follows from measured
-    times, for one failure of a function every `failure_interval_s`, and so that at most `retained_bytes` of messages
-    are kept for one worker to read again, and at most `retained_objects` messages of one worker, as far as checkpoints,
-    with all that comes with them, do not take more than a fiftieth of a worker's time for it. At most about
-    `retained_objects` losses of one worker have an object of their own.
-
-    A function hands over to a successor before it is `lifetime_s` old. It is expected to start within `cold_start_s`,
-    and counts as lost after another `start_s` without a heartbeat. It sends a heartbeat every `heartbeat_s`. After
-    `max_attempts` functions of one worker the run ends, and can be resumed: functions that start functions end at last.
-    A lease that was checked within the last `lease_s` is not checked again before a write.
-
-    The replicas of a stage compare hashes of their parameters at each checkpoint, and every `compare_steps` steps if
-    that is set. `on_drift` says what a replica does that differs from the first one, as it may on another kind of
-    processor: it goes back to the stage's checkpoint and repeats the steps since, or the run ends.
-
-    `on_oom` says what happens when a function runs out of memory: it and `on_drift` may be given as strings. A run
-    that fails or is stopped stays as it is in a storage that lasts, so that it can be resumed; with `keep`, in any.
+    Args:
+        checkpoint_steps: The steps between checkpoints of a stage. If that is None, the interval follows from measured
+            times and from the next three.
+        failure_interval_s: One failure of a function is expected in so many seconds.
+        retained_bytes: The most bytes of messages that are kept for one worker to read again.
+        retained_objects: The most messages of one worker that are kept, as far as checkpoints do not take more than a
+            fiftieth of its time for it; and about as many of its losses have an object of their own.
+        lifetime_s: A function hands over to a successor before it is so old.
+        cold_start_s: A function is expected to start within so many seconds.
+        start_s: It counts as lost after so many more without a heartbeat.
+        max_attempts: After so many functions of one worker the run ends, and can be resumed: functions that start
+            functions end at last.
+        heartbeat_s: The seconds between heartbeats.
+        lease_s: A lease that was checked within so many seconds is not checked again before a write.
+        compare_steps: The replicas of a stage compare hashes of their parameters at each checkpoint, and every so many
+            steps.
+        on_drift: A replica that differs from the first one, as it may on another kind of processor, goes back to the
+            stage's checkpoint and repeats the steps since ("copy"), or the run ends ("fail").
+        on_oom: When a function runs out of memory, the run ends ("fail"), or the stage restarts in larger functions
+            ("grow").
+        keep: A run that fails or is stopped stays as it is in a storage that lasts, so that it can be resumed; with
+            this, in any.
     """
 
     checkpoint_steps: int | None = None
@@ -94,22 +99,22 @@ LAST = "last"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSettings:
-    """The name of a run, its storage, its message deadline, and the prices it is billed at.
+    """The name of a run, its storage, and how it begins and ends.
 
-    `storage` is a URL, or one for "default" and for each kind of object that a plan keeps in a store of its own; None
-    stands for the deployment's own storage, or a temporary folder on the local platform. A new run is called `name`, or
-    gets a name of its own; `resume` names a run in that storage to continue, or is "last": the one that was begun, or
-    gone on with, last. A message that is not there after `message_deadline_s`, in which no function was started, ends
-    the run. `prices` are by default those of the plan's platform.
-
-    A run whose storage lasts, being given or a deployment's own, keeps its model there when it has finished: what
-    `export` reads and `resume` continues for more epochs, until `clean` deletes it. Without `keep_model` it is deleted.
-
-    Before anything is started, one micro-batch is trained on here and forgotten, to find mistakes; not if `rehearse` is
-    False.
-
-    With `take_over` a run that another client owns is ended, and then continued here. With `from_start` a run is
-    resumed at its first step, from the parameters that were uploaded for it, whatever it has saved.
+    Args:
+        name: The new run's name, by default one of its own.
+        storage: A URL, or one for "default" and for each kind of object that a plan keeps in a store of its own; by
+            default the deployment's own storage, or a temporary folder on the local platform.
+        resume: The run in that storage to continue, or "last": the one that was begun, or gone on with, last.
+        message_deadline_s: A message that is not there after so many seconds, in which no function was started, ends
+            the run.
+        prices: The prices it is billed at, by default those of the plan's platform.
+        take_over: A run that another client owns is ended, and then continued here.
+        from_start: A run is resumed at its first step, from the parameters that were uploaded for it, whatever it has
+            saved.
+        keep_model: A run whose storage lasts, being given or a deployment's own, keeps its model there when it has
+            finished: what `export` reads and `resume` continues for more epochs, until `clean` deletes it.
+        rehearse: Before anything is started, one micro-batch is trained on here and forgotten, to find mistakes.
     """
 
     name: str | None = None

@@ -100,12 +100,19 @@ def next_report(
 
 @dataclass(frozen=True, kw_only=True)
 class Validation:
-    """Validate a run on `data`, data as `train` takes it, every so many steps or epochs; by default every epoch.
+    """Validate a run meanwhile, by default after every epoch.
 
-    `metrics` maps names to metrics of torchmetrics or evaluate, factories of them, or functions of the output and the
-    target that return the mean over the samples they are given. The others are those of `Monitor`: the validation with
-    the best `monitor`, `val_loss` or the name of a metric, is kept, and after `patience` validations without a better
-    one the run ends.
+    Args:
+        data: Data as `train` takes it.
+        every_steps: Validate after every so many steps.
+        every_epochs: Or after every so many epochs.
+        metrics: Metrics by name: those of torchmetrics or evaluate, factories of them, or functions of the output and
+            the target that return the mean over the samples they are given.
+        monitor: `val_loss` or the name of the metric by which validations are compared.
+        mode: Less is better ("min"), or more ("max").
+        patience: After so many validations without a better one the run ends.
+        min_delta: A validation is better if it is better by so much.
+        keep_best: Keep the model of the best validation.
     """
 
     data: Any
