@@ -40,7 +40,7 @@ ROOMS = {
     "runstate": Size(2390, 38, 125),
     "scheduler": Size(1314, 26, 44),
     "show": Size(1649, 11, 92),
-    "sweep": Size(1174, 23, 23),
+    "sweep": Size(1187, 23, 23),
     "testing": Size(723, 18, 21),
     "training": Size(5258, 100, 191),
     "worker": Size(2186, 37, 44),

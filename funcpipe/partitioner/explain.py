@@ -274,7 +274,7 @@ def _lines(explanation: Explanation) -> Iterator[str]:
         f"{_count(plan.replicas, 'replica')}, {plan.schedule.value}, synchronisation {plan.synchronisation}, "
         f"{plan.wire.value} on the wire"
         + (f", sums in {plan.wire_sync.value}" if plan.replicas > 1 and plan.wire_sync is not Wire.FP32 else "")
-        + (", optimiser divided over the replicas" if plan.is_sharded else "")
+        + (", optimiser divided over the replicas" if plan.divides_optimizer else "")
         + (f", {plan.meetings}" if plan.trains_locally else "")
         + (f", the loss computed for {plan.loss_of}" if plan.joint_loss else "")
     )
