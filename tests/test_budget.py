@@ -32,7 +32,7 @@ ROOMS = {
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),
-    "model": Size(5727, 92, 234),
+    "model": Size(5732, 92, 234),
     "neighbours": Size(3735, 72, 195),
     "partitioner": Size(5262, 69, 251),
     "platforms": Size(5723, 94, 226),

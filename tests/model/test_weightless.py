@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.errors import ModelError
+from funcpipe.model.deferred import Construction
+from funcpipe.model.graph import trace
 from funcpipe.model.tensors import fingerprint, same, stand_in, storage_id
 from funcpipe.model.weightless import Weightless
 
@@ -95,3 +97,30 @@ def test_numbers_stand_in_for_contents() -> None:
     assert found["logits"].std() > 0
     assert not found["labels"].any()
     assert found["x"] is X
+
+
+def test_a_llama_has_the_layers_that_it_has_with_weights() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        hidden_size=16,
+        intermediate_size=32,
+        num_hidden_layers=1,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=20,
+        max_position_embeddings=16,
+    )
+    construction = Construction()
+    model = construction.run(lambda: LlamaForCausalLM(config))
+    mode = Weightless()
+    for path, module in model.named_modules():
+        for own in (module._parameters, module._buffers):
+            for name, tensor in own.items():
+                own[name] = None if tensor is None else mode.empty(tensor, f"{path}.{name}")
+    ids = torch.arange(16).view(2, 8)
+    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
+    found, expected = trace(model, (), given), trace(LlamaForCausalLM(config), (), given)
+    assert found.tracer == expected.tracer == "fx"
+    assert [layer.name for layer in found.layers] == [layer.name for layer in expected.layers]
+    assert found.values == expected.values

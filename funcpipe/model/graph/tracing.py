@@ -51,7 +51,7 @@ from funcpipe.model.graph.symbols import Symbols
 from funcpipe.model.graph.tracers import LengthsFixed, TooSlow, Traced, TraceRequest, Unrecordable
 from funcpipe.model.graph.user_code import described, find_random_draw, first_difference, source_location, with_code
 from funcpipe.model.graph.values import Attempt, LayerGraph
-from funcpipe.model.tensors import is_dense
+from funcpipe.model.tensors import is_dense, is_weightless
 
 _log = logging.getLogger(__name__)
 
@@ -178,8 +178,8 @@ def _traced(request: TraceRequest, runs: Runs) -> tuple[_Found, tuple[Attempt, .
     attempts: list[Attempt] = []
     second_best: tuple[_Found, tuple[Attempt, ...]] | None = None
     for name, tracer in () if "" in request.blocks else TRACERS:
-        if name == "export" and request.blocks:
-            attempts.append(Attempt(name, "it would look into blocks"))
+        if name == "export" and (reason := _against_export(request)):
+            attempts.append(Attempt(name, reason))
             continue
         result = _attempt_lengths(tracer, request, runs)
         if isinstance(result, _Found):
@@ -206,6 +206,13 @@ def _traced(request: TraceRequest, runs: Runs) -> tuple[_Found, tuple[Attempt, .
         reasons[blocks] = result.reason
         request = replace(request, blocks=request.blocks | blocks)
         tracer = trace_whole if "" in request.blocks else tracer
+
+
+def _against_export(request: TraceRequest) -> str:
+    """The reason not to try torch.export, if there is one."""
+    if request.blocks:
+        return "it would look into blocks"
+    return "it calls other operators, which must be compared by numbers" if is_weightless(request.model) else ""
 
 
 def _trace_exporting(request: TraceRequest) -> Traced:
