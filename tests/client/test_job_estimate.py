@@ -226,7 +226,7 @@ def test_functions_are_told_of_the_client_s_requests_and_of_all_invocations(
     ready = prepare(replace(job(), prices=prices), session, faults=STEADY, settings=RunSettings(name=RUN))
     first, *_, last = list(upload(ready, Keys(RUN, 0, NONCE)))
     assert first.account.requests_usd >= 6 * 0.5 + 2
-    assert last.account.requests_usd >= first.account.requests_usd + 4
+    assert last.account.requests_usd >= first.account.requests_usd + 2  # of two more stages
     assert last.account.invocation_usd == 0.5
 
 
