@@ -1,0 +1,145 @@
+"""The study of local steps: which runs it wants, whose losses it keeps, and the tables that its page shows."""
+
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+from experiments.studies import local_losses_report as report
+from experiments.studies.local_losses import (
+    KEPT,
+    OUTER,
+    REPLICAS,
+    SEEDS,
+    SYNC_EVERY,
+    Result,
+    Results,
+    Setting,
+    read_results,
+    tuned,
+    wanted,
+    write_results,
+)
+from experiments.studies.local_losses_tasks import TASKS, Task, in_order, train
+from funcpipe.core import END
+from funcpipe.training.batches import Step
+from funcpipe.training.plain_rounds import LocalSteps
+
+PAGE = Path(__file__).parents[2] / "docs/local_steps.md"
+
+
+def linear(seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return nn.Linear(2, 1)
+
+
+def data() -> TensorDataset:
+    draw = torch.Generator().manual_seed(1)
+    return TensorDataset(torch.randn(18, 2, generator=draw), torch.randn(18, 1, generator=draw))
+
+
+TASK = Task(
+    model=linear,
+    loss=nn.functional.mse_loss,
+    optimizer=partial(torch.optim.SGD, lr=0.1),
+    data=data,
+    unseen=data,
+    steps=5,
+    global_batch=8,
+)
+
+
+def test_losses_are_those_of_each_replica_on_its_share() -> None:
+    """Written by hand: two replicas that meet after two steps, and in the end."""
+    _, found = train(TASK, 3, 2, LocalSteps(sync_every=2))
+    models, expected = [linear(3), linear(3)], []
+    inputs, targets = data().tensors
+    for step in TASK.batches(3, 2):
+        losses = []
+        for model, indices in zip(models, step.micro_batches, strict=True):
+            loss = nn.functional.mse_loss(model(inputs[list(indices)]), targets[list(indices)])
+            for parameter, gradient in zip(
+                model.parameters(), torch.autograd.grad(loss, list(model.parameters())), strict=True
+            ):
+                parameter.data -= 0.1 * gradient
+            losses.append(loss.item())
+        expected.append(sum(losses) / 2)
+        if step.number % 2:
+            for pair in zip(*(model.parameters() for model in models), strict=True):
+                mean = sum(one.data for one in pair) / 2
+                for one in pair:
+                    one.data.copy_(mean)
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
+def test_global_batches_are_full_and_the_same_for_all_replicas() -> None:
+    all_batches = [
+        [sorted(i for part in step.micro_batches for i in part) for step in TASK.batches(0, replicas)]
+        for replicas in (1, 2, 4)
+    ]
+    assert all_batches[0] == all_batches[1] == all_batches[2]
+    assert [len(batch) for batch in all_batches[0]] == [8] * 5
+    assert all_batches[0][0] != TASK.batches(1, 1)[0].micro_batches[0]
+
+
+def test_losses_are_put_in_the_order_of_steps() -> None:
+    """Replicas take turns in a round: micro-batches 0 and 2 are of replica 0, and 1 of replica 1."""
+    steps = [Step(number=number, epoch=0, micro_batches=((0,), (1,), (2,))) for number in range(3)]
+    found = [1.0, 2.0, 10.0, 20.0, 3.0, 30.0, 100.0, 200.0, 300.0]
+    assert in_order(found, [steps[:2], steps[2:]], 2) == [2.0, 20.0, 200.0]
+
+
+def made_up(setting: Setting) -> Result:
+    """Losses that differ in every setting; η = 0.7 and μ = 0.5 are the best."""
+    away = abs(setting.outer_lr - 0.7) + abs(setting.outer_momentum - 0.5)
+    every = 64 if isinstance(setting.sync_every, str) else setting.sync_every
+    loss = 1 + away + every / 100 + setting.seed / 1000
+    return Result(losses=tuple(loss + 10 / (i + 1) for i in range(20)), unseen=loss, accuracy=0.5, cpu_s=1.0)
+
+
+def all_made_up() -> Results:
+    results: Results = {}
+    for setting in wanted(list(TASKS), results):
+        results[setting] = made_up(setting)
+    return results
+
+
+def test_each_run_is_wanted_once_and_none_that_is_there(tmp_path: Path) -> None:
+    results = all_made_up()
+    assert tuned("digits", results) == (0.7, 0.5)
+    assert list(wanted(list(TASKS), results)) == []
+    digits = [setting for setting in results if setting.task == "digits"]
+    headline = len(SEEDS) * len(SYNC_EVERY)
+    others = (len(REPLICAS) - 1) * (len(SYNC_EVERY) - 1)
+    assert len(digits) == len(OUTER) + headline + others + 6
+    assert [s.replicas for s in digits if s.sync_every == 1] == [1] * len(SEEDS)
+    assert {(s.outer_lr, s.outer_momentum) for s in digits if s.sync_every == END} == {(1.0, 0.0)}
+    write_results(results, tmp_path / "results.json")
+    assert read_results(tmp_path / "results.json") == results
+
+
+def test_tables_have_pairs_of_seeds() -> None:
+    results = all_made_up()
+    (row,) = [line for line in report.headline_table(results) if line.startswith("| digits | unseen")]
+    assert row == (
+        "| digits | unseen | 1.8120 ± 0.0016 | -0.7900 ± 0.0000 | -0.7300 ± 0.0000 | -0.4900 ± 0.0000 "
+        "| +0.6300 ± 0.0000 |"
+    )
+    (plain,) = [line for line in report.plain_table(results) if line.startswith("| digits | 8")]
+    assert plain == "| digits | 8 | 1.8810 | 1.0810 |"
+
+
+def test_curves_are_read_after_steps() -> None:
+    line = report.Curve(losses=(3.0, 2.0, 1.0), lowest=(), highest=())
+    assert [line.after(steps) for steps in (0, 4, 8, 11.9, 100)] == [3.0, 3.0, 2.0, 1.0, 1.0]
+    assert report.smooth([4.0, 2.0] * 10)[:3] == [4.0, 3.0, 3.0]
+
+
+def test_the_page_shows_the_tables_of_the_runs_that_are_kept() -> None:
+    results, text = read_results(KEPT), PAGE.read_text()
+    for table in (report.tuning_table, report.headline_table, report.replicas_table, report.plain_table):
+        assert "\n".join(table(results)) in text
+    assert "\n".join(report.equal_table(results, report.read_predicted(report.PREDICTED))) in text
