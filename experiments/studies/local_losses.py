@@ -6,7 +6,7 @@ which each replica takes its share. H = 1 is plain training, whatever the number
 
     python -m experiments.studies.local_losses --output out/local_losses.json
 
-The runs kept in `local_losses.json` took 22 processor minutes. Those that an output holds already are not run again, so
+The runs kept in `local_losses.json` took 23 processor minutes. Those that an output holds already are not run again, so
 that a call can be interrupted. First, the outer learning rate and momentum of each task are chosen by runs with a seed
 of their own; where replicas meet only once, in the end, they take the mean. Tables and figure:
 `experiments.studies.local_losses_report`.
