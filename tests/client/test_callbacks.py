@@ -213,7 +213,7 @@ def test_a_run_whose_storage_fails_goes_on(storage: MemoryStorage, caplog: pytes
     heard, now = Epochs(), iter(range(0, 1000, 10))
     told = Callbacks([heard], clock=lambda: next(now))
     info = RunInfo(run="gone", plan=job().plan, epochs=1, steps=9, samples=24, storage="memory://")
-    with caplog.at_level(logging.INFO), told.of_run(info, signed(storage)):
+    with caplog.at_level(logging.INFO, logger="funcpipe"), told.of_run(info, signed(storage)):
         told(progress_of(1))
     assert heard.heard == [1]
     assert "run gone: cannot look for checkpoints: there is no run 'gone'" in caplog.text

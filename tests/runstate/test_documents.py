@@ -145,7 +145,7 @@ class Deaf(Recording):
 def test_a_function_that_its_platform_has_forgotten_counts_as_stopped(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG, logger="funcpipe"):
         stop_functions(Deaf(), [Handle(worker="s0.r0", name="f")])
-    assert "function f of worker s0.r0 could not be stopped: no such function: f" in caplog.text
+    assert "function f of worker s0.r0 may still run and cost money: no such function: f" in caplog.text
 
 
 def test_generations_are_reserved_listed_and_deleted(caplog: pytest.LogCaptureFixture) -> None:

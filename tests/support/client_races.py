@@ -52,7 +52,7 @@ NAP_S = 6.0
 
 _PRICES = load_spec(LOCAL)
 PLAN = replace(TWO_STAGES, stages=TWO_STAGES.stages[:1])
-_ORDER = {"samples": 1, "epochs": 1, "steps": 1, "seed": 0, "shuffle": False}
+_ORDER = {"samples": 1, "epochs": 1, "steps": 1, "seed": 0, "shuffle": False, "drop_last": False}
 _JOB = SimpleNamespace(
     plan=PLAN,
     prices=_PRICES,
