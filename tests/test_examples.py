@@ -65,7 +65,10 @@ def test_each_is_here() -> None:
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize("name", SAID)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(name, marks=pytest.mark.long) if name == "finetune_hugging_face.py" else name for name in SAID],
+)
 def test_it_runs(
     name: str,
     tmp_path: Path,

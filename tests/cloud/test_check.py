@@ -51,6 +51,7 @@ def test_the_check_of_aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         assert most_usd(trial) < BUDGET_USD
 
 
+@pytest.mark.long
 def test_the_check_of_alibaba_cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OSS_ACCESS_KEY_ID", ACCESS_KEY)
     monkeypatch.setenv("OSS_ACCESS_KEY_SECRET", SECRET_KEY)

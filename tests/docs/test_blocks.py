@@ -60,7 +60,13 @@ def check_commands(block: Block, targets: set[str]) -> None:
                 assert words[:2] == ["pip", "install"], str(block)
 
 
-@pytest.mark.parametrize("page", RUN_PAGES)
+LONG_PAGES = ("docs/coming_from.md", "docs/sweeps.md")
+"""The pages that take many seconds; examples and the tests of sweeps do the same."""
+
+
+@pytest.mark.parametrize(
+    "page", [pytest.param(page, marks=pytest.mark.long) if page in LONG_PAGES else page for page in RUN_PAGES]
+)
 def test_a_page_runs(page: str, folder: Path) -> None:
     mine = [block for block in BLOCKS if block.page == page]
     done, skipped = run(page, folder)

@@ -162,6 +162,7 @@ def test_functions_with_short_lives_hand_over(sharded: bool) -> None:
         assert ended[worker, Outcome.FINISHED] >= 1  # so does a successor that was not needed
 
 
+@pytest.mark.long
 def test_a_run_that_would_take_too_long_ends_and_goes_on_under_another_plan(tmp_path: Path) -> None:
     url = (tmp_path / "objects").as_uri()
     with pytest.raises(RunHalted, match=r"run moved was ended: it would take longer than 10 s"):

@@ -47,7 +47,7 @@ def test_a_killed_client_loses_nothing(tmp_path: Path) -> None:
     assert left == {"digits", result.best.run}
 
 
-@pytest.mark.parametrize(("verb", "count"), [("train", 4), ("fit", 2)])
+@pytest.mark.parametrize(("verb", "count"), [pytest.param("train", 4, marks=pytest.mark.long), ("fit", 2)])
 def test_optunas_own_loop_trains_from_several_threads(verb: str, count: int) -> None:
     models = {number: network() for number in range(count)}
     planned: dict[str, Any] = {"plan": plan()} if verb == "train" else {"global_batch": BATCH, "micro_batch": BATCH}

@@ -208,6 +208,8 @@ for name in sys.argv[1:]:
 print(json.dumps(found))
 """
 
+pytestmark = pytest.mark.xdist_group("deferred compiler")  # one run of all programs is enough
+
 PROGRAMS = ("eager_code", "code_that_walks_all_modules", "user_program")
 TRACED = ("graphs_of_a_command", "graphs_of_a_program")
 

@@ -19,6 +19,7 @@ def site(deployed: Account, url: str) -> Site:
     return Site(platform, open_storage(url), url)
 
 
+@pytest.mark.long
 def test_the_sizes_that_are_deployed_measure_themselves(site: Site) -> None:
     found = site.measure(max_usd=0.01)
     assert [size.name for size in found.sizes] == [SIZE]

@@ -120,6 +120,7 @@ def test_killed_functions_are_replaced(
     assert found.bill.functions >= 4 + 2
 
 
+@pytest.mark.long
 def test_functions_with_short_lives_hand_over(cluster: RayAddress, tmp_path: Path, one_replica: RunResult) -> None:
     """Four functions while they do: 32 steps take 16 s and more."""
     faults = FaultTolerance(heartbeat_s=0.2, lease_s=30.0, lifetime_s=12.0, cold_start_s=0.5)
