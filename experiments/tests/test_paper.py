@@ -318,6 +318,7 @@ def test_simulated_synchronisation_of_all_workers_and_sizes_answers() -> None:
     assert len(found.rows) == 2 * len(synchronisation.WORKERS) * len(synchronisation.MEGABYTES)
 
 
+@pytest.mark.long
 def test_functions_around_a_parameter_server_learn_what_one_process_learns() -> None:
     spec = executed.small_spec(load_spec("aws-lambda"))
     plan = Plan(

@@ -198,6 +198,7 @@ def test_planning_in_a_shell_loads_neither_torch_nor_a_solver(profile: str) -> N
     assert done.stdout.splitlines()[-1] == "[]"
 
 
+@pytest.mark.long
 def test_every_solver_can_be_named_in_a_shell(profile: str) -> None:
     short = read(ModelProfile, profile)
     write(replace(short, layers=short.layers[:3], tensors=short.tensors[:2]), profile)

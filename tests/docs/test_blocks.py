@@ -60,8 +60,8 @@ def check_commands(block: Block, targets: set[str]) -> None:
                 assert words[:2] == ["pip", "install"], str(block)
 
 
-LONG_PAGES = ("docs/coming_from.md", "docs/sweeps.md")
-"""The pages that take many seconds; examples and the tests of sweeps do the same."""
+LONG_PAGES = ("docs/coming_from.md", "docs/extending.md", "docs/sweeps.md")
+"""The pages that take many seconds; examples, contract suites and the tests of sweeps do the same."""
 
 
 @pytest.mark.parametrize(

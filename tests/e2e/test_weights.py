@@ -133,7 +133,7 @@ def test_layers_are_those_of_the_module_itself(tmp_path: Path) -> None:
     assert found.tied_names == expected.tied_names
 
 
-@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("stages", [1, pytest.param(3, marks=pytest.mark.long)])
 def test_what_is_in_no_file_begins_alike_under_every_plan(tmp_path: Path, stages: int) -> None:
     folder = str(write(Model(), tmp_path, without="blocks.1.inner"))
     chosen = [plan(Model()), even_plan(Model(), SAMPLE, stages=stages, replicas=1, micro_batch=2, micro_batches=4)]
