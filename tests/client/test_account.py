@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -46,6 +47,7 @@ from funcpipe.show.side_by_side import side_by_side
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
+from funcpipe.worker import hand_over
 from tests.client import validated
 from tests.client.validated import BATCH, RUN, STEADY, held_out, run, samples
 from tests.examples import at_most
@@ -196,13 +198,14 @@ def test_what_is_shown_of_a_run_adds_up(
     storage = MemoryStorage()
     made = job(replicas=replicas, count=count, epochs=epochs, validates=validates)
     functions = Timed(storage, None if killed_at is None else 0, killed_at or 0)
-    faults = dataclasses.replace(STEADY, lifetime_s=1e-3 if hands_over else None)
-    result, began = run(made, storage, functions, faults=faults, lasts=True), 0
-    if resumes:
-        began, before = len(result.losses), functions
-        made, functions = dataclasses.replace(made, epochs=epochs + 1), Timed(storage)
-        again = RunSettings(resume=RUN)
-        result = run(made, storage, functions, faults=faults, settings=again, before=before, lasts=True)
+    faults = dataclasses.replace(STEADY, lifetime_s=3.0 if hands_over else None)
+    with mock.patch.object(hand_over, "leaves_at_s", return_value=0.0):  # after each step: none is late
+        result, began = run(made, storage, functions, faults=faults, lasts=True), 0
+        if resumes:
+            began, before = len(result.losses), functions
+            made, functions = dataclasses.replace(made, epochs=epochs + 1), Timed(storage)
+            again = RunSettings(resume=RUN)
+            result = run(made, storage, functions, faults=faults, settings=again, before=before, lasts=True)
     ended = Ended(
         result=result,
         material=load_kept(storage, RUN, load_spec("local")),
