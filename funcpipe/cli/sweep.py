@@ -2,7 +2,7 @@
 
 import contextlib
 import io
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -197,32 +197,33 @@ def _shown(options: Options) -> Iterator["Callable[[SweepStatus], None] | None"]
 
 def _sampler(name: str, seed: int) -> Any:
     """Return Optuna's sampler of that name, or what a factory of the user returns."""
-    import optuna
+    from optuna import samplers
 
-    if ":" in name:
-        return made(name, "a function that makes a sampler of Optuna")
-    samplers = {
-        "tpe": optuna.samplers.TPESampler,
-        "random": optuna.samplers.RandomSampler,
-        "qmc": optuna.samplers.QMCSampler,
-        "cmaes": optuna.samplers.CmaEsSampler,
+    known = {
+        "tpe": samplers.TPESampler,
+        "random": samplers.RandomSampler,
+        "qmc": samplers.QMCSampler,
+        "cmaes": samplers.CmaEsSampler,
     }
-    if name not in samplers:
-        raise InputError(f"--sampler must be one of {', '.join(_SAMPLERS)}, or MODULE:FACTORY, got {name!r}")
-    return samplers[name](seed=seed)
+    return _made_by_name("sampler", name, known, seed=seed)
 
 
 def _pruner(name: str) -> Any:
-    import optuna
+    """Return Optuna's pruner of that name, or what a factory of the user returns."""
+    from optuna import pruners
 
-    if ":" in name:
-        return made(name, "a function that makes a pruner of Optuna")
-    pruners = {
-        "none": optuna.pruners.NopPruner,
-        "median": optuna.pruners.MedianPruner,
-        "halving": optuna.pruners.SuccessiveHalvingPruner,
-        "hyperband": optuna.pruners.HyperbandPruner,
+    known = {
+        "none": pruners.NopPruner,
+        "median": pruners.MedianPruner,
+        "halving": pruners.SuccessiveHalvingPruner,
+        "hyperband": pruners.HyperbandPruner,
     }
-    if name not in pruners:
-        raise InputError(f"--pruner must be one of {', '.join(_PRUNERS)}, or MODULE:FACTORY, got {name!r}")
-    return pruners[name]()
+    return _made_by_name("pruner", name, known)
+
+
+def _made_by_name(what: str, name: str, known: Mapping[str, Callable[..., Any]], **keywords: Any) -> Any:
+    if ":" in name:
+        return made(name, f"a function that makes a {what} of Optuna")
+    if name not in known:
+        raise InputError(f"--{what} must be one of {', '.join(known)}, or MODULE:FACTORY, got {name!r}")
+    return known[name](**keywords)

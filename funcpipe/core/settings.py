@@ -94,7 +94,7 @@ class RunLimits:
 
 
 LAST = "last"
-"""The run to resume that was begun, or gone on with, last in its storage."""
+"""Stands for the run in a storage that was started or resumed last."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class RunSettings:
         name: The new run's name, by default one of its own.
         storage: A URL, or one for "default" and for each kind of object that a plan keeps in a store of its own; by
             default the deployment's own storage, or a temporary folder on the local platform.
-        resume: The run in that storage to continue, or "last": the one that was begun, or gone on with, last.
+        resume: The run in that storage to continue, or "last": the one that was started or resumed last.
         message_deadline_s: A message that is not there after so many seconds, in which no function was started, ends
             the run.
         prices: The prices it is billed at, by default those of the plan's platform.

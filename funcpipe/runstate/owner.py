@@ -120,7 +120,7 @@ class OwnerWatch:
 
 
 def last_run(storage: Storage) -> str:
-    """Return the name of the run that a client has begun, or gone on with, last. Raises RunUnknown if there is none."""
+    """Return the name of the run that a client has started or resumed last. Raises RunUnknown if there is none."""
     since_s: dict[str, float] = {}
     for key in find_objects(storage, "").own:
         run = key.partition("/")[0]

@@ -217,7 +217,7 @@ def test_a_run_that_is_resumed_goes_on_by_its_own_plan() -> None:
 
 
 def test_the_run_that_was_begun_last_is_resumed() -> None:
-    """Also if it is not the newest by its name; what was gone on with counts."""
+    """Also if it is not the newest by its name: a run that is resumed counts."""
     with functions_in_threads() as storage:
         for run in ("b", "a"):
             pipe_of().train(data(), epochs=1, plan=plan_of(4, 8), run=run, progress=False)

@@ -38,7 +38,7 @@ def check_stores(plan: Plan, url: str, prices: PlatformSpec) -> None:
 
 
 def precheck(session: Session, plan: Plan, settings: RunSettings, spec: PlatformSpec | None = None) -> RunRecord | None:
-    """The record of the run that is gone on with, if one is; see `record_of`.
+    """The record of the run that is resumed, if one is; see `record_of`.
 
     Raises PlanError, InvalidValue, RunTaken, RunUnknown or StorageError for a run that no model can have.
     """
