@@ -28,15 +28,15 @@ ROOMS = {
     "cli": Size(2106, 13, 105),
     "client": Size(4515, 50, 180),
     "comm": Size(1164, 23, 48),
-    "core": Size(3032, 123, 202),
+    "core": Size(3072, 124, 204),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),
     "model": Size(5732, 92, 234),
-    "neighbours": Size(3735, 72, 195),
-    "partitioner": Size(5262, 69, 251),
+    "neighbours": Size(3743, 72, 196),
+    "partitioner": Size(5263, 69, 251),
     "platforms": Size(5723, 94, 226),
-    "profiler": Size(807, 10, 35),
+    "profiler": Size(849, 10, 36),
     "runstate": Size(2390, 38, 125),
     "scheduler": Size(1314, 26, 44),
     "show": Size(1649, 11, 92),
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 80_200, 82, 19
+MODULES, LINES, EXPORTED, VERBS = 591, 80_300, 82, 19
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

@@ -64,11 +64,13 @@ def compare(options: Options) -> None:
     profile = read(ModelProfile, options.profile)
     loss = None if options.loss_model is None else _read_loss(options.loss_model)
     job = JobSpec(**fields_of(JobSpec, options))
-    market = _with_gpu_speeds(load_market(options.market), options.gpu_speed)
     spec = load_spec(options.spec or options.platform or profile.platform)
     from funcpipe.neighbours.history.filing import filed
     from funcpipe.neighbours.provisioning.compare import compare as ways_of
     from funcpipe.neighbours.provisioning.compare import fronts, provision_inputs
+    from funcpipe.neighbours.provisioning.workload import at_roofline
+
+    market = _with_gpu_speeds(at_roofline(load_market(options.market), profile, spec), options.gpu_speed)
 
     inputs = provision_inputs(
         profile,

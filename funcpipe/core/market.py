@@ -5,22 +5,11 @@ from dataclasses import dataclass, field, fields
 from typing import ClassVar
 
 from funcpipe.core import checks
+from funcpipe.core.accelerator import Accelerator
 from funcpipe.errors import InvalidValue
 
 HOUR_S = 3600.0
 MONTH_S = 30 * 24 * HOUR_S
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Gpu:
-    """A model of GPU: its memory, and how many virtual processors compute as fast as it does."""
-
-    name: str
-    memory_mb: int
-    vcpu_equivalents: float
-
-    def __post_init__(self) -> None:
-        checks.all_positive(self, "memory_mb", "vcpu_equivalents")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +62,7 @@ class Market:
     source: str
     machines: tuple[Machine, ...]
     server: str
-    gpus: tuple[Gpu, ...] = ()
+    gpus: tuple[Accelerator, ...] = ()
     start_s: float = 0.0
     replace_s: float = 0.0
     sources: Mapping[str, str] = field(default_factory=dict, hash=False)
@@ -88,7 +77,7 @@ class Market:
             if machine.gpu is not None and machine.gpu not in known:
                 raise InvalidValue(f"machines[{i}].gpu", machine.gpu, f"must be one of {', '.join(known)}")
         self.machine(self.server)
-        documented = {item.name for kind in (Market, Machine, Gpu) for item in fields(kind)}
+        documented = {item.name for kind in (Market, Machine, Accelerator) for item in fields(kind)}
         for name in self.sources:
             if name not in documented:
                 raise InvalidValue("sources", name, "must name fields of a market, a machine or a GPU")
@@ -115,5 +104,5 @@ class Market:
         """The values of the market that are assumed, not published."""
         return tuple(f"{name}: {text}" for name, text in self.sources.items() if "assum" in text)
 
-    def _gpu(self, name: str) -> Gpu:
+    def _gpu(self, name: str) -> Accelerator:
         return next(gpu for gpu in self.gpus if gpu.name == name)

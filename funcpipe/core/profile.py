@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from funcpipe.core import checks
+from funcpipe.core.accelerator import Work, total
 from funcpipe.core.choices import Precision
 from funcpipe.core.texts import Described
 from funcpipe.errors import InvalidValue
@@ -19,7 +20,8 @@ class LayerProfile:
     are the model inputs that it reads. `parts` names the layers of the model's graph that were folded into this one,
     in order; it is empty for a single layer. `workspace_bytes` is what the layer needs in addition while it runs,
     forward or backward. `forward_spread` and `backward_spread` are the interquartile range of the measured seconds
-    divided by their median.
+    divided by their median. `forward_work` and `backward_work` tell how long it takes on a device that was not
+    measured; profiles of old lack them.
     """
 
     name: str
@@ -33,6 +35,8 @@ class LayerProfile:
     workspace_bytes: int = 0
     forward_spread: float = 0.0
     backward_spread: float = 0.0
+    forward_work: Work | None = None
+    backward_work: Work | None = None
 
     def __post_init__(self) -> None:
         checks.all_at_least(self, 0, "parameter_bytes", "activation_bytes", "constant_bytes", "input_bytes")
@@ -185,6 +189,11 @@ class ModelProfile(Described):
             )
         return self.output_bytes + (0 if self.data is None else self.data.target_bytes)
 
+    @property
+    def work(self) -> Work | None:
+        """The work of a forward and a backward of all layers; None in profiles of old."""
+        return total(part for layer in self.layers for part in (layer.forward_work, layer.backward_work))
+
     def parameter_bytes(self, first: int, stop: int) -> int:
         """Return bytes of the distinct trainable parameters of the layers [first, stop)."""
         repeated = sum(
@@ -274,13 +283,15 @@ class MachineReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerReport:
-    """Seconds of each timed forward and backward of a layer, and the bytes that it needs only while it runs."""
+    """Seconds of each timed forward and backward of a layer, what they compute, and bytes needed only meanwhile."""
 
     FORMAT: ClassVar[str] = "funcpipe.layer/1"
 
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     workspace_bytes: int
+    forward_work: Work
+    backward_work: Work
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from funcpipe.core import LayerProfile, ModelProfile, ProfiledBucket, TensorProfile, checks
+from funcpipe.core.accelerator import Work
 from funcpipe.errors import InvalidValue, ModelError
 
 
@@ -98,6 +99,19 @@ def _layer(layers: Sequence[LayerProfile], shares: Sequence[float]) -> LayerProf
         activation_bytes=max(layer.activation_bytes for layer in layers),
         input_bytes=max(layer.input_bytes for layer in layers),
         workspace_bytes=max(layer.workspace_bytes for layer in layers),
+        forward_work=_mean_work([layer.forward_work for layer in layers], shares),
+        backward_work=_mean_work([layer.backward_work for layer in layers], shares),
+    )
+
+
+def _mean_work(parts: Sequence[Work | None], shares: Sequence[float]) -> Work | None:
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    return Work(
+        flop=round(_mean([part.flop for part in known], shares)),
+        dense_bytes=round(_mean([part.dense_bytes for part in known], shares)),
+        other_bytes=round(_mean([part.other_bytes for part in known], shares)),
     )
 
 

@@ -12,19 +12,21 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from funcpipe.core import PlatformSpec
+from funcpipe.core import LayerReport, PlatformSpec
+from funcpipe.core.accelerator import Work
 from funcpipe.errors import RunError
 from funcpipe.model.graph.node_functions import EXPECTATIONS
 from funcpipe.model.graph.program import Call, Ref, attribute, map_leaves
 from funcpipe.model.split import StageModule
 from funcpipe.model.tensors import fingerprint, flatten, stand_in, storage_id
 from funcpipe.platforms.process import environment
+from funcpipe.profiler.work import WorkCounter
 
 Loss = Callable[[Any], Tensor]
 
@@ -42,22 +44,8 @@ class LayerRun:
     output_bytes: int = 0
 
 
-@dataclass(frozen=True)
-class Times:
-    """Seconds of each timed forward and backward pass, and the bytes that the layer needs only while it runs."""
-
-    forward_s: tuple[float, ...]
-    backward_s: tuple[float, ...]
-    workspace_bytes: int
-
-    def faster(self, factor: float) -> "Times":
-        """Return the times on a machine that is `factor` times as fast."""
-        forward_s, backward_s = (tuple(s / factor for s in kind) for kind in (self.forward_s, self.backward_s))
-        return Times(forward_s, backward_s, self.workspace_bytes)
-
-
-Timing = Callable[[], Sequence[Times]]
-"""Returns a layer's times for each size of a platform; call it when all layers have been passed to the Measure."""
+Timing = Callable[[], Sequence[LayerReport]]
+"""Returns what was measured of a layer for each size of a platform; call it when the Measure has seen all layers."""
 
 Measure = Callable[[StageModule, Mapping[str, Tensor], Loss | None, int], Timing]
 """Takes a layer, its values, the last layer's loss and the repeats; measures at once or when the Timing is called."""
@@ -106,22 +94,28 @@ def local_timer(spec: PlatformSpec) -> Measure:
 
     def measure(stage: StageModule, values: Mapping[str, Tensor], loss: Loss | None, repeats: int) -> Timing:
         here = measure_here(stage, values, loss, repeats)
-        return lambda: [here.faster(size.vcpu) for size in spec.sizes]
+        return lambda: [faster(here, size.vcpu) for size in spec.sizes]
 
     return measure
 
 
-def measure_here(stage: StageModule, values: Mapping[str, Tensor], loss: Loss | None, repeats: int) -> Times:
-    """Time a layer in this process: one run to warm up, one to measure memory, then `repeats` timed ones.
+def faster(report: LayerReport, factor: float) -> LayerReport:
+    """Return what would be measured on a machine that is `factor` times as fast."""
+    forward_s, backward_s = (tuple(s / factor for s in kind) for kind in (report.forward_s, report.backward_s))
+    return replace(report, forward_s=forward_s, backward_s=backward_s)
+
+
+def measure_here(stage: StageModule, values: Mapping[str, Tensor], loss: Loss | None, repeats: int) -> LayerReport:
+    """Time a layer in this process: one run to count its work, one to measure memory, then `repeats` timed ones.
 
     Output gradients are ones. As in training, gradients are accumulated in the parameters, and several forward passes
     precede their backward passes, so that the tensors they saved have left the processor's cache.
     """
-    for _ in range(2):
-        trial = _Trial(stage, values, loss)
-        _, forward_peak, kept = live_bytes(trial.forward)
-        trial.make_output_gradients()
-        _, backward_peak, left = live_bytes(trial.backward)
+    forward_work, backward_work = _work(_Trial(stage, values, loss))
+    trial = _Trial(stage, values, loss)
+    _, forward_peak, kept = live_bytes(trial.forward)
+    trial.make_output_gradients()
+    _, backward_peak, left = live_bytes(trial.backward)
     workspace = max(forward_peak - max(kept, 0), backward_peak - max(left, 0))
     forward_s: list[float] = []
     backward_s: list[float] = []
@@ -134,7 +128,22 @@ def measure_here(stage: StageModule, values: Mapping[str, Tensor], loss: Loss | 
         while trials:
             trials[0].make_output_gradients()
             backward_s.append(_seconds(trials.popleft().backward))
-    return Times(tuple(forward_s), tuple(backward_s), workspace)
+    return LayerReport(
+        forward_s=tuple(forward_s),
+        backward_s=tuple(backward_s),
+        workspace_bytes=workspace,
+        forward_work=forward_work,
+        backward_work=backward_work,
+    )
+
+
+def _work(trial: "_Trial") -> tuple[Work, Work]:
+    with WorkCounter() as forward:
+        trial.forward()
+    trial.make_output_gradients()
+    with WorkCounter() as backward:
+        trial.backward()
+    return forward.work, backward.work
 
 
 class _Trial:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from funcpipe.core import LayerProfile, ModelProfile, PlatformSpec, TensorProfile, TiedParameter, checks
+from funcpipe.core import LayerProfile, LayerReport, ModelProfile, PlatformSpec, TensorProfile, TiedParameter, checks
 from funcpipe.core.texts import error_text
 from funcpipe.errors import DataError, FuncPipeError
 from funcpipe.model.graph import Layer, LayerGraph
@@ -24,7 +24,6 @@ from funcpipe.profiler.measure import (
     LayerRun,
     Loss,
     Measure,
-    Times,
     Timing,
     base_memory_bytes,
     layer_fingerprint,
@@ -128,7 +127,7 @@ def _address(tensor: Tensor) -> int:
     return storage_id(tensor)
 
 
-def _timed(layer: LayerProfile, times: Sequence[Times]) -> LayerProfile:
+def _timed(layer: LayerProfile, times: Sequence[LayerReport]) -> LayerProfile:
     largest = times[-1]
     return replace(
         layer,
@@ -137,6 +136,8 @@ def _timed(layer: LayerProfile, times: Sequence[Times]) -> LayerProfile:
         workspace_bytes=max(size.workspace_bytes for size in times),
         forward_spread=_spread(largest.forward_s),
         backward_spread=_spread(largest.backward_s),
+        forward_work=largest.forward_work,
+        backward_work=largest.backward_work,
     )
 
 

@@ -214,12 +214,16 @@ def provision_inputs(
     count_server: bool = False,
     faults: FaultTolerance = DEFAULT_FAULTS,
 ) -> Inputs:
-    """The inputs of all ways; `spec` is by default the profile's platform, `market` may be a name or a file."""
+    """The inputs of all ways; `spec` is by default the profile's platform.
+
+    `market` may be a name or a file: its GPUs are as fast as their published rates allow for this model. GPUs of a
+    Market are as fast as it says.
+    """
     platform = spec or load_spec(profile.platform)
     return Inputs(
         profile=profile,
         spec=platform,
-        market=load_market(market) if isinstance(market, str) else market,
+        market=workload.at_roofline(load_market(market), profile, platform) if isinstance(market, str) else market,
         job=job,
         estimate=_estimator(job, platform, faults),
         training=training or TrainingSpec(global_batch=job.global_batch),

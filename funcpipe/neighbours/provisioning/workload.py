@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,7 +19,8 @@ from funcpipe.partitioner.cost.formulas import waste_bytes
 
 ASSUMPTIONS = (
     "machines without GPUs compute like functions, in proportion to their vCPUs",
-    "a GPU computes like so many vCPUs as the market says (vcpu_equivalents)",
+    "a GPU computes at 0.9 and moves bytes at 0.5 of its published rates; where these or the work of layers are not "
+    "known, it computes like so many vCPUs as the market says (vcpu_equivalents)",
     "spotDNN's contention coefficients are those of its released ResNet-110 (0.8, -1.92), not measured here",
     "a parameter server spends one vCPU on 1,000 MB/s",
     "an asynchronous worker's batch is the power of two that its memory holds, at most the global batch",
@@ -71,6 +72,19 @@ def model_workload(profile: ModelProfile, spec: PlatformSpec, optimizer: Optimiz
         sample_memory_mb=(activation_bytes + waste_bytes(activation_bytes)) / MB / profile.micro_batch,
         micro_batch=profile.micro_batch,
     )
+
+
+def at_roofline(market: Market, profile: ModelProfile, spec: PlatformSpec) -> Market:
+    """Return `market` with GPUs that train the model of `profile` as fast as their published rates allow."""
+    if profile.work is None:
+        return market
+    vcpu_s = model_workload(profile, spec, OptimizerKind.SGD).vcpu_s_per_sample * profile.micro_batch
+    times = [gpu.seconds(profile.work, profile.precision) for gpu in market.gpus]
+    gpus = [
+        gpu if time_s is None else replace(gpu, vcpu_equivalents=vcpu_s / time_s)
+        for gpu, time_s in zip(market.gpus, times, strict=True)
+    ]
+    return replace(market, gpus=tuple(gpus))
 
 
 def function_workload(work: ModelWorkload, profile: ModelProfile, spec: PlatformSpec, job: JobSpec) -> FunctionWorkload:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from funcpipe.core import LayerProfile, ModelProfile, Pins, PlatformSpec, TensorProfile, TiedParameter, stages_of_layers
+from funcpipe.core.accelerator import total
 from funcpipe.core.cached import cached_property
 from funcpipe.errors import InvalidValue
 from funcpipe.partitioner.cost import Array
@@ -106,6 +107,8 @@ def _merged(profile: ModelProfile, first: int, stop: int) -> LayerProfile:
         workspace_bytes=max(layer.workspace_bytes for layer in layers),
         forward_spread=_mean([layer.forward_spread for layer in layers], [layer.forward_s for layer in layers]),
         backward_spread=_mean([layer.backward_spread for layer in layers], [layer.backward_s for layer in layers]),
+        forward_work=total(layer.forward_work for layer in layers),
+        backward_work=total(layer.backward_work for layer in layers),
     )
 
 

@@ -223,6 +223,7 @@ def _layer(layer: LayerProfile) -> LayerProfile:
         workspace_bytes=max(layer.workspace_bytes, layer.activation_bytes),
         backward_s=(0.0,) * len(layer.backward_s),
         backward_spread=0.0,
+        backward_work=None,
     )
 
 

@@ -111,8 +111,7 @@ def _measure_layer(spec: ProbeSpec, storage: Storage, number: int) -> LayerRepor
             f"the code of layer {number} is not the one that the invocation names: its SHA-256 differs"
         )
     stage, (values, loss) = load_stage(bundle, codec.decode(storage.get(ProbeKeys(spec.run).tensors(number))))
-    times = measure_here(stage, values, loss, spec.repeats)
-    return LayerReport(forward_s=times.forward_s, backward_s=times.backward_s, workspace_bytes=times.workspace_bytes)
+    return measure_here(stage, values, loss, spec.repeats)
 
 
 def measure_machine(storage: Storage, key: str, *, started_at_s: float, memory_bytes: int) -> MachineReport:

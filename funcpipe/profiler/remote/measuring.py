@@ -20,7 +20,7 @@ from funcpipe.errors import DeadlineExceeded, InputError, KeyMissing, ModelError
 from funcpipe.model.split import StageModule, dump_stage
 from funcpipe.platforms.base import Cause, Platform, State, Status, Storage
 from funcpipe.platforms.function_group import FunctionGroup
-from funcpipe.profiler.measure import Loss, Times, Timing
+from funcpipe.profiler.measure import Loss, Timing, faster
 from funcpipe.profiler.remote.function import ProbeKeys
 
 _LIFETIME_SHARE = 0.8  # of a function's lifetime; the rest is for its start and its last layer
@@ -228,7 +228,7 @@ class PlatformTimer:
         self._spec = platform.spec
         self._repeats = 1
         self._code: dict[str, str] = {}
-        self._found: dict[tuple[str, int], Times] = {}
+        self._found: dict[tuple[str, int], LayerReport] = {}
 
     def __call__(self, stage: StageModule, values: Mapping[str, Tensor], loss: Loss | None, repeats: int) -> Timing:
         """Put a layer and its inputs into the storage."""
@@ -241,7 +241,7 @@ class PlatformTimer:
         self._repeats = repeats
         return lambda: self._times(number)
 
-    def _times(self, layer: int) -> Sequence[Times]:
+    def _times(self, layer: int) -> Sequence[LayerReport]:
         if not self._found:
             self._measure()
         return times_of_sizes(self._spec, {size: t for (size, number), t in self._found.items() if number == layer})
@@ -279,7 +279,7 @@ class PlatformTimer:
         for number in ended.probe.layers:
             found = self._report(size, number)
             if found is not None:
-                self._found[size, number] = Times(found.forward_s, found.backward_s, found.workspace_bytes)
+                self._found[size, number] = found
         left = tuple(number for number in ended.probe.layers if (size, number) not in self._found)
         if ended.status.cause is Cause.OUT_OF_MEMORY:
             return left[1:]
@@ -298,10 +298,10 @@ class PlatformTimer:
             return None
 
 
-def times_of_sizes(spec: PlatformSpec, found: Mapping[str, Times]) -> Sequence[Times]:
-    """Times for each size; where a layer did not fit, those of the next larger size, scaled by vCPUs."""
-    times: list[Times] = []
-    known: tuple[float, Times] | None = None
+def times_of_sizes(spec: PlatformSpec, found: Mapping[str, LayerReport]) -> Sequence[LayerReport]:
+    """What was measured in each size; where a layer did not fit, those of the next larger size, scaled by vCPUs."""
+    times: list[LayerReport] = []
+    known: tuple[float, LayerReport] | None = None
     for size in reversed(spec.sizes):
         if size.name in found:
             known = (size.vcpu, found[size.name])
@@ -310,5 +310,5 @@ def times_of_sizes(spec: PlatformSpec, found: Mapping[str, Times]) -> Sequence[T
                 f"a layer of the model does not fit a function of {size.name}, the largest of {spec.name}; "
                 "choose a smaller micro-batch"
             )
-        times.append(known[1].faster(size.vcpu / known[0]))
+        times.append(faster(known[1], size.vcpu / known[0]))
     return times[::-1]

@@ -16,6 +16,7 @@ from funcpipe.core import (
     from_text,
     to_text,
 )
+from funcpipe.core.accelerator import Work
 from funcpipe.core.loss_model import InverseLoss
 from funcpipe.core.provision import JobSpec, Provision, ProvisionTable
 from funcpipe.errors import InvalidValue
@@ -78,6 +79,22 @@ def test_the_profile_s_rate_is_that_of_its_processors() -> None:
     functions = workload.function_workload(work, profile(), SPEC, job_of())
     assert functions.rate_slope * 4096 + functions.rate_base == pytest.approx(2.3154 / 0.1, rel=1e-3)
     assert work.batch_in(work.fixed_mb + 33 * work.sample_memory_mb) == 32
+
+
+def test_gpus_are_as_fast_for_a_model_as_the_roofline_says() -> None:
+    work = Work(flop=4 * 10**12, dense_bytes=10**9, other_bytes=10**9)
+    counted = replace(
+        profile(), layers=tuple(replace(one, forward_work=work, backward_work=work) for one in profile().layers)
+    )
+    market = workload.at_roofline(MARKET, counted, SPEC)
+    speeds = {gpu.name: gpu.vcpu_equivalents for gpu in market.gpus}
+    for name, tflop_s in (("T4", 8.1), ("V100", 15.7)):  # bound by arithmetic, then a GB at half the rate of memory
+        bytes_s = 0.5e9 * {"T4": 320, "V100": 900}[name]
+        device_s = 8 * (4 / 0.9 / tflop_s + 1e9 / bytes_s)
+        assert speeds[name] == pytest.approx(4 * 0.1 / device_s, rel=1e-6)  # a micro-batch of 4 takes a vCPU 0.4 s
+    assert provision_inputs(counted, job_of(), spec=SPEC).market == market
+    assert provision_inputs(counted, job_of(), spec=SPEC, market=MARKET).market == MARKET
+    assert provision_inputs(profile(), job_of(), spec=SPEC).market == MARKET  # nothing was counted
 
 
 def test_every_way_is_there_once_and_the_cheapest_is_first(table: ProvisionTable) -> None:

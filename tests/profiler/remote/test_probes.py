@@ -25,12 +25,12 @@ from funcpipe.core import (
     to_text,
     write,
 )
+from funcpipe.core.accelerator import Work
 from funcpipe.core.logs import RawLine
 from funcpipe.errors import DeadlineExceeded, FormatError, InputError, ModelError, WorkerFailed
 from funcpipe.platforms import entry, function_group
 from funcpipe.platforms.base import Cause, Handle, PlainKeys, State, Status
 from funcpipe.platforms.catalog import load_spec, open_storage
-from funcpipe.profiler.measure import Times
 from funcpipe.profiler.remote import measuring
 from funcpipe.profiler.remote.function import ProbeKeys
 from funcpipe.profiler.remote.measuring import Budget, measure_platform, measured, times_of_sizes
@@ -119,8 +119,19 @@ def pipe() -> FuncPipe:
     return FuncPipe(model, loss_fn=F.cross_entropy, optimizer=torch.optim.SGD, name="small")
 
 
+def layer_report(forward_s: float, backward_s: float, workspace_bytes: int = 0) -> LayerReport:
+    work = Work(flop=1, dense_bytes=2, other_bytes=3)
+    return LayerReport(
+        forward_s=(forward_s,),
+        backward_s=(backward_s,),
+        workspace_bytes=workspace_bytes,
+        forward_work=work,
+        backward_work=work,
+    )
+
+
 def write_report(folder: Path, probe: ProbeSpec, layer: int, seconds: float) -> None:
-    report = LayerReport(forward_s=(seconds,), backward_s=(2 * seconds,), workspace_bytes=layer)
+    report = layer_report(seconds, 2 * seconds, workspace_bytes=layer)
     open_storage(folder.as_uri()).put(ProbeKeys(probe.run).layer(probe.size, layer), to_text(report).encode())
 
 
@@ -219,7 +230,7 @@ def test_a_budget_counts_what_was_spent() -> None:
 
 
 def test_a_layer_that_fits_no_size_is_named() -> None:
-    times = Times((1.0,), (1.0,), 0)
+    times = layer_report(1.0, 1.0)
     assert times_of_sizes(spec(), {"1024MB": times, "2048MB": times}) == [times, times]
     with pytest.raises(ModelError, match="does not fit a function of 2048MB, the largest of aws-lambda"):
         times_of_sizes(spec(), {"1024MB": times})
