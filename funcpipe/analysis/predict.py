@@ -145,6 +145,7 @@ def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Callable
     parts_s = _parts_of_backwards(plan, profile, lanes.backward_s)
 
     load_s = 0.0 if profile.data is None else profile.data.load_s
+    processors = loads.processors.tolist()
     names = _stores_of(plan)
     stores = [alone.store(name) for name in names]
     links = [link(loads, store, plan.workers) for store in stores]
@@ -153,12 +154,12 @@ def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Callable
         if task.kind is Kind.LOAD:
             return Cost(load_s)
         if task.kind is Kind.FORWARD:
-            return Cost(float(lanes.forward_s[task.stage]))
+            return Cost(float(lanes.forward_s[task.stage]), processors=processors[task.stage])
         if task.kind is Kind.BACKWARD and task.part is None:
-            return Cost(float(lanes.backward_s[task.stage]))
+            return Cost(float(lanes.backward_s[task.stage]), processors=processors[task.stage])
         if task.kind in (Kind.BACKWARD, Kind.BUCKET):
             assert task.part is not None, "a part of a backward has a number"
-            return Cost(parts_s[task.stage][task.part])
+            return Cost(parts_s[task.stage][task.part], processors=processors[task.stage])
         if not (task.kind.is_put or task.kind.is_get):
             return Cost(0.0)
         number = names.index(plan.stores.sums if task.kind in _SUMS else plan.stores.messages)

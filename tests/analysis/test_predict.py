@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -283,6 +284,35 @@ def test_a_round_takes_what_the_cost_model_says(steps: int, sync: Sync, ties: tu
     for lane, counted in ((Resource.UPLOAD, estimate.puts), (Resource.DOWNLOAD, estimate.gets)):
         many, few = (sum(t.kind.resource is lane for t in played.graph.tasks) for played in (met, alone))
         assert counted == round(((steps - 1) * few + many) / steps)
+
+
+@pytest.mark.parametrize("steps", [1, 8])
+def test_functions_with_a_quarter_of_a_processor_do_not_wait_for_each_other(steps: int) -> None:
+    """Eight of them, on two processors, are played as the closed form has them: they take no more than there is."""
+    small = replace(SPEC.sizes[0], vcpu=0.25)
+    spec = replace(SPEC, sizes=(small,), shared_cores=2)
+    profile = chain_profile([LayerProfile(name=name, **SMALL) for name in "ab"], spec, sent_bytes=10**5, micro_batch=4)
+    plan = Plan(
+        global_batch=16,
+        micro_batch=4,
+        replicas=4,
+        schedule=ScheduleKind.GPIPE,
+        sync=Sync.PIPELINED,
+        wire=Wire.FP32,
+        sync_every=steps,
+        stages=tuple(Stage(first=i, stop=i + 1, size=small.name, memory_mb=small.memory_mb) for i in range(2)),
+    )
+    estimate = evaluate(plan, profile, spec)
+    assert estimate.iteration_s == evaluate(plan, profile, replace(spec, shared_cores=None)).iteration_s
+    assert mean_step_s(plan, profile, spec) == pytest.approx(estimate.iteration_s, rel=1e-6)
+
+
+SMALL: dict[str, Any] = {
+    "parameter_bytes": 5_000_000,
+    "activation_bytes": 1000,
+    "forward_s": (0.08,),
+    "backward_s": (0.16,),
+}
 
 
 def reference(*, layers: int, parameter_bytes: int) -> ModelProfile:

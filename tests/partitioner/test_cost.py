@@ -188,8 +188,12 @@ def test_a_shared_link_is_divided_among_all_functions() -> None:
 
 
 def test_shared_processors_bound_the_iteration_from_below() -> None:
-    estimate = evaluate(plan((0, 3, "1024MB", False), replicas=4), PROFILE, replace(SPEC, shared_cores=2))
-    assert estimate.iteration_s == pytest.approx(4 * 21 / 2)
+    """Four functions compute for 21 s each: with a processor each on two of them, or half of one on one."""
+    one = plan((0, 3, "1024MB", False), replicas=4)
+    for vcpu, cores in ((1.0, 2), (3.0, 2), (0.5, 1)):
+        sizes = (replace(SPEC.sizes[0], vcpu=vcpu), *SPEC.sizes[1:])
+        estimate = evaluate(one, PROFILE, replace(SPEC, sizes=sizes, shared_cores=cores))
+        assert estimate.iteration_s == pytest.approx(4 * 21 / 2)
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 4, 8, 16])

@@ -157,6 +157,7 @@ def plan_loads(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Loads:
         is_last=(np.arange(len(plan.stages)) == len(plan.stages) - 1).astype(np.float64),
         recompute=np.array([stage.recompute for stage in plan.stages]),
         traffic=traffic,
+        vcpu=np.array([size.vcpu for size in sizes]),
         upload_bytes_s=np.array([size.upload_bytes_s for size in sizes]),
         download_bytes_s=np.array([size.download_bytes_s for size in sizes]),
         price_usd_s=np.array([size.price_usd_s for size in sizes]),

@@ -105,9 +105,13 @@ def joint_times(loads: Loads, setting: Setting, up: Array, down: Array) -> Array
     return exchange_s
 
 
-def compute_work_s(lanes: Lanes, setting: Setting) -> Array:
-    """Seconds of one processor that each stage computes in one iteration, all replicas together."""
-    return setting.micro_batches * (lanes.forward_s + lanes.backward_s)
+def compute_work_s(loads: Loads, lanes: Lanes, setting: Setting) -> Array:
+    """Seconds of one processor that each stage computes in one iteration, all replicas together.
+
+    A function with half a processor that computes for 3 s takes 1.5 s of it.
+    """
+    work_s: Array = setting.micro_batches * (lanes.forward_s + lanes.backward_s) * loads.processors
+    return work_s
 
 
 def stage_costs(
@@ -129,7 +133,7 @@ def stage_costs(
         sync_s=sync_s,
         price_usd_s=setting.replicas * loads.price_usd_s + setting.stores_usd_s * loads.is_last,
         request_usd=storage_usd(loads, setting, ways),
-        work_s=compute_work_s(lanes, setting),
+        work_s=compute_work_s(loads, lanes, setting),
         share=np.zeros(1),
     )
 

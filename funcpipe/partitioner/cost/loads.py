@@ -140,9 +140,15 @@ class Loads:
     is_last: Array
     recompute: BoolArray
     traffic: StageTraffic
+    vcpu: Array
     upload_bytes_s: Array
     download_bytes_s: Array
     price_usd_s: Array
+
+    @property
+    def processors(self) -> Array:
+        """The processors that a computation keeps busy: the share of a function that has less than one, else one."""
+        return np.minimum(self.vcpu, 1.0)
 
     @property
     def parameter_bytes(self) -> Array:

@@ -200,7 +200,7 @@ def chain_programme(problem: Problem, *, longest_s: float, unit_usd: float) -> C
         activation_mb=_by_layer(loads.activation_bytes)[:, 0] / MB,
         held_input_mb=_by_layer(loads.held_input_bytes)[:, 0] / MB,
         workspace_mb=_by_layer(loads.workspace_bytes)[:, 0] / MB,
-        work_s=_by_layer(compute_work_s(lanes, settings[0])),
+        work_s=_by_layer(compute_work_s(loads, lanes, settings[0])),
         cut_usd=_cut_usd(loads.traffic, settings[0]),
         longest_s=longest_s,
         unit_usd=unit_usd,

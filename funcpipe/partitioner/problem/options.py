@@ -230,6 +230,7 @@ def edge_loads(problem: Problem, graph: StageGraph) -> Loads:
         is_last=(graph.stop == graph.layers)[:, None].astype(np.float64),
         recompute=np.zeros((len(graph.first), len(sizes)), dtype=bool),
         traffic=traffic,
+        vcpu=np.array([[size.vcpu for size in sizes]]),
         upload_bytes_s=np.array([[size.upload_bytes_s for size in sizes]]),
         download_bytes_s=np.array([[size.download_bytes_s for size in sizes]]),
         price_usd_s=np.array([[size.price_usd_s for size in sizes]]),

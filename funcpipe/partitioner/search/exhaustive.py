@@ -163,6 +163,7 @@ def _loads(problem: Problem, cuts: tuple[tuple[int, int], ...], variants: Array)
         is_last=(stage == len(cuts) - 1).astype(np.float64),
         recompute=recompute,
         traffic=traffic,
+        vcpu=np.array([size.vcpu for size in sizes])[size],
         upload_bytes_s=np.array([size.upload_bytes_s for size in sizes])[size],
         download_bytes_s=np.array([size.download_bytes_s for size in sizes])[size],
         price_usd_s=np.array([size.price_usd_s for size in sizes])[size],

@@ -26,19 +26,22 @@ class Cost:
     """The cost of a task: first `seconds`, then `payload_bytes` at no more than `link_bytes_s`.
 
     Without a link, moving the bytes is part of the seconds. Transfers through the same `store`, by number, share what
-    it moves.
+    it moves. A computation keeps `processors` busy, at most one, which counts where functions share them.
     """
 
     seconds: float
     payload_bytes: float = 0
     link_bytes_s: float | None = None
     store: int = 0
+    processors: float = 1.0
 
     def __post_init__(self) -> None:
         if not self.seconds >= 0:
             raise InvalidValue("seconds", self.seconds, "must be at least 0")
         if self.link_bytes_s is not None and not self.link_bytes_s > 0:
             raise InvalidValue("link_bytes_s", self.link_bytes_s, "must be more than 0")
+        if not 0 < self.processors <= 1:
+            raise InvalidValue("processors", self.processors, "must be more than 0 and at most 1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +56,7 @@ class Costs:
     link_bytes_s: Array
     payload_bytes: npt.NDArray[np.int64]
     stores: npt.NDArray[np.int64]
+    processors: Array
 
     @property
     def alone_s(self) -> Array:
@@ -75,6 +79,7 @@ def costs_of(graph: Graph, cost: Callable[[Task], Cost], *, uniform: bool = Fals
         link_bytes_s=table.link_bytes_s[order],
         payload_bytes=table.payload_bytes[order],
         stores=table.stores[order],
+        processors=table.processors[order],
     )
 
 
@@ -85,6 +90,7 @@ def _columns(costs: list[Cost]) -> Costs:
         link_bytes_s=np.array([cost.link_bytes_s or np.inf for cost in costs], dtype=np.float64),
         payload_bytes=np.array([round(cost.payload_bytes) for cost in costs], dtype=np.int64),
         stores=np.array([cost.store for cost in costs], dtype=np.int64),
+        processors=np.array([cost.processors for cost in costs], dtype=np.float64),
     )
 
 

@@ -6,7 +6,7 @@ forward takes 2 · exp(0.0998 - 0.005) = 2.199 s.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -99,9 +99,7 @@ def disturbed(costs: Costs, graph: Graph, disturbances: Disturbances) -> Costs:
     factor = log_normal(draw, spread)
     if disturbances.stragglers:
         factor *= [disturbances.stragglers.get((task.stage, task.replica), 1.0) for task in graph.tasks]
-    return Costs(
-        costs.seconds * factor, costs.body_bytes * factor, costs.link_bytes_s, costs.payload_bytes, costs.stores
-    )
+    return replace(costs, seconds=costs.seconds * factor, body_bytes=costs.body_bytes * factor)
 
 
 def cold_starts(workers: int, disturbances: Disturbances) -> Array:

@@ -31,9 +31,9 @@ class FairShare:
     """Tasks that share `capacity`, such as of a link or of processors, as a fluid: all work at once, each at a rate.
 
     `next_end_s` is when the next of them ends, `next_task` which one. Tasks are in *classes* with one limit each (the
-    link of a function, one core). A task of class c works at the rate factor[c] · min(limit[c], fair share); the fair
-    share is as large as `capacity` allows, which is the sum of all min(limit, fair share) (max-min fairness). `_rates`,
-    `_counts`, `_progress` and `_ends` have one element for each class.
+    link of a function, the processors that it has). A task of class c works at the rate factor[c] · min(limit[c], fair
+    share); the fair share is as large as `capacity` allows, which is the sum of all min(limit, fair share) (max-min
+    fairness). `_rates`, `_counts`, `_progress` and `_ends` have one element for each class.
 
     All tasks of a class are equally fast. So one number, its progress, says how much work a task that has always been
     there would have done; a task that joins at progress p with work w ends at progress p + w, and those that end first
@@ -165,9 +165,6 @@ class EventQueue:
         return heapq.heappop(self._set)[1]
 
 
-_FREE, _CONTENDED = 0, 1
-
-
 class SharedSimulator:
     """Plays one graph once.
 
@@ -189,7 +186,15 @@ class SharedSimulator:
         self._link_class: list[int] = classes.tolist()
         self._seconds: list[float] = costs.seconds.tolist()
         self._bytes: list[float] = costs.body_bytes.tolist()
-        self._cores = self._share([1.0, 1.0], [1.0, 1.0 / disturbances.contention], disturbances.shared_cores)
+        whole = np.ones_like(costs.processors)
+        kinds, classes = np.unique(
+            whole if disturbances.shared_cores is None else costs.processors, return_inverse=True
+        )
+        self._core_class: list[int] = classes.tolist()
+        self._processors: list[float] = kinds[classes].tolist()
+        self._contended = len(kinds)  # to be added to the class of a computation while bytes of its function move
+        slowed = [1.0] * len(kinds) + [1.0 / disturbances.contention] * len(kinds)
+        self._cores = self._share([*kinds.tolist()] * 2, slowed, disturbances.shared_cores)
         weights = [1.0] * len(links)
         caps = disturbances.caps_bytes_s
         shares = {
@@ -290,7 +295,7 @@ class SharedSimulator:
         worker, seconds = self._graph.worker_of[task], self._seconds[task]
         if self._share_of[task] is self._cores and seconds:
             self._computing[worker] = task
-            self._start_work(task, _CONTENDED if self._transferring[worker] else _FREE, seconds)
+            self._start_work(task, self._computes_in(task, worker), seconds * self._processors[task])
         else:
             self._events.set(self._now_s + seconds, task)
 
@@ -321,7 +326,11 @@ class SharedSimulator:
         task = self._computing[worker]
         if task >= 0 and not (before and after):
             left = self._cores.leave(task, self._now_s)
-            self._cores.join(task, _CONTENDED if after else _FREE, left, self._now_s)
+            self._cores.join(task, self._computes_in(task, worker), left, self._now_s)
+
+    def _computes_in(self, task: int, worker: int) -> int:
+        """Return the class of a computation."""
+        return self._core_class[task] + (self._contended if self._transferring[worker] else 0)
 
     def _end(self, task: int) -> None:
         self.ends_s[task] = self._now_s

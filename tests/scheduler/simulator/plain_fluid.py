@@ -110,7 +110,8 @@ def _rates(
         rates |= dict(zip(flows, shares, strict=True))
     busy = {(graph.tasks[i].stage, graph.tasks[i].replica) for i in moving}
     cores = disturbances.shared_cores or math.inf
-    for i in computing:
+    processors = [1.0 if cores == math.inf else float(costs.processors[i]) for i in computing]
+    for i, own, share in zip(computing, processors, fair_rates(processors, cores), strict=True):
         slowed = (graph.tasks[i].stage, graph.tasks[i].replica) in busy
-        rates[i] = min(1.0, cores / len(computing)) / (disturbances.contention if slowed else 1.0)
+        rates[i] = share / own / (disturbances.contention if slowed else 1.0)
     return rates

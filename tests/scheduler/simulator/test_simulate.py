@@ -101,6 +101,14 @@ def test_functions_that_share_processors_slow_each_other_down(cores: int, second
     assert trace.duration_s == pytest.approx(seconds)
 
 
+@pytest.mark.parametrize(("share", "seconds"), [(0.25, 1.0), (0.5, 1.0), (1.0, 2.0)])
+def test_functions_with_a_share_of_a_processor_take_no_more_of_it(share: float, seconds: float) -> None:
+    """Four compute for a second on two processors."""
+    graph = Graph(tuple(Task(Kind.FORWARD, 0, replica, micro_batch=replica) for replica in range(4)), ((),) * 4)
+    trace = simulate(graph, lambda task: Cost(1.0, processors=share), disturbances=Disturbances(shared_cores=2))
+    assert trace.duration_s == pytest.approx(seconds)
+
+
 def test_unequal_tasks_share_processors_equally() -> None:
     """One processor, work of 1 and 3 seconds begun together: the short one ends at 2, the long one at 4."""
     tasks = (Task(Kind.FORWARD, 0, 0, micro_batch=0), Task(Kind.FORWARD, 0, 1, micro_batch=1))
