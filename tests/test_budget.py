@@ -23,34 +23,34 @@ class Size(NamedTuple):
 
 
 ROOMS = {
-    "analysis": Size(361, 5, 18),
+    "analysis": Size(365, 5, 18),
     "api": Size(517, 8, 12),
     "cli": Size(2106, 13, 105),
-    "client": Size(4515, 50, 180),
+    "client": Size(4528, 50, 180),
     "comm": Size(1164, 23, 48),
-    "core": Size(3072, 124, 204),
+    "core": Size(3104, 124, 206),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),
     "model": Size(5732, 92, 234),
     "neighbours": Size(3743, 72, 196),
-    "partitioner": Size(5268, 69, 251),
+    "partitioner": Size(5276, 69, 251),
     "platforms": Size(5723, 94, 226),
     "profiler": Size(849, 10, 36),
-    "runstate": Size(2390, 38, 125),
-    "scheduler": Size(1326, 26, 44),
+    "runstate": Size(2391, 38, 125),
+    "scheduler": Size(1332, 26, 44),
     "show": Size(1649, 11, 92),
     "sweep": Size(1187, 23, 23),
     "testing": Size(723, 18, 21),
-    "training": Size(5258, 100, 191),
-    "worker": Size(2186, 37, 44),
+    "training": Size(5357, 101, 193),
+    "worker": Size(2185, 37, 44),
 }
 """The budget of each folder of `funcpipe`."""
 
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 80_200, 82, 19
+MODULES, LINES, EXPORTED, VERBS = 591, 80_500, 82, 19
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

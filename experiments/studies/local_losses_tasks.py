@@ -71,17 +71,13 @@ def train(task: Task, seed: int, replicas: int, local: LocalSteps) -> tuple[nn.M
         replicas=replicas,
         local=local,
     )
-    return trained, in_order(found, list(local.rounds(steps)), replicas)
+    return trained, step_means(found, steps)
 
 
-def in_order(found: Sequence[float], rounds: Sequence[Sequence[Step]], replicas: int) -> list[float]:
-    """Return the mean loss of each step, from those of micro-batches as replicas compute them, one after the other."""
-    of_step: dict[int, list[float]] = {}
+def step_means(found: Sequence[float], steps: Sequence[Step]) -> list[float]:
+    """Return the mean loss of each step, from those of micro-batches, which replicas compute step by step."""
     coming = iter(found)
-    for steps in rounds:
-        for rank, step in itertools.product(range(replicas), steps):
-            of_step.setdefault(step.number, []).extend(next(coming) for _ in step.micro_batches[rank::replicas])
-    return [statistics.fmean(of_step[number]) for number in sorted(of_step)]
+    return [statistics.fmean(itertools.islice(coming, len(step.micro_batches))) for step in steps]
 
 
 def unseen_loss(task: Task, model: nn.Module) -> tuple[float, float]:

@@ -69,14 +69,16 @@ def forecast(
     disturbances: Disturbances = UNDISTURBED,
     clipped: bool = False,
     meets: bool = True,
+    fragment: int = 0,
 ) -> Timeline:
     """The times of all tasks of one iteration of `plan`; contention and shared limits come from `spec`.
 
-    Where replicas train alone, they meet at its end unless `meets` is false. With `clipped`, gradients are clipped by
+    Where replicas train alone, they meet at its end unless `meets` is false, on a fragment if there are several. With
+    `clipped`, gradients are clipped by
     their norm, so all stages exchange norms before they update. Raises PlanError unless plan, profile and platform
     belong together.
     """
-    graph = build_graph(step_shape(plan, profile, clipped=clipped, meets=meets))
+    graph = build_graph(step_shape(plan, profile, clipped=clipped, meets=meets, fragment=fragment))
     costs = costs_of(graph, task_cost(plan, profile, spec), uniform=True)
     caps = tuple(spec.store(name).shared_bytes_s for name in _stores_of(plan))
     disturbed = replace(disturbances, contention=spec.contention, shared_bytes_s=caps, shared_cores=spec.shared_cores)
@@ -101,7 +103,10 @@ def mean_step_s(
     if not plan.trains_locally:
         return met_s
     alone_s = forecast(plan, profile, spec, disturbances=disturbances, clipped=clipped, meets=False).duration_s
-    share = meeting_share(plan.sync_every, plan.replicas)
+    share, fragments = meeting_share(plan.sync_every, plan.replicas, plan.sync_fragments), plan.sync_fragments
+    if fragments > 1 and _routes(plan, profile).ties:  # which meet with the first fragment
+        other_s = forecast(plan, profile, spec, disturbances=disturbances, clipped=clipped, fragment=1).duration_s
+        met_s = (met_s + (fragments - 1) * other_s) / fragments
     return (1 - share) * alone_s + share * met_s
 
 
@@ -110,8 +115,10 @@ def _stores_of(plan: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys((plan.stores.messages, plan.stores.sums)))
 
 
-def step_shape(plan: Plan, profile: ModelProfile, *, clipped: bool = False, meets: bool = True) -> StepShape:
-    """The shape of a step of `plan`, at whose end replicas that train alone meet or not."""
+def step_shape(
+    plan: Plan, profile: ModelProfile, *, clipped: bool = False, meets: bool = True, fragment: int = 0
+) -> StepShape:
+    """The shape of a step of `plan`, at whose end replicas that train alone meet or not, on `fragment` of several."""
     return StepShape(
         stages=len(plan.stages),
         replicas=plan.replicas,
@@ -124,6 +131,7 @@ def step_shape(plan: Plan, profile: ModelProfile, *, clipped: bool = False, meet
         joint_loss=plan.joint_loss,
         alone=plan.trains_locally,
         meets=meets,
+        fragments=(fragment,) if plan.trains_locally and plan.sync_fragments > 1 else (),
         norms=clipped or plan.gradient_wire is Wire.FP16 or plan.precision.scales_loss,
         loading=_loading(plan, profile),
     )
@@ -204,7 +212,8 @@ def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
     routes = _routes(plan, profile)
     activations = {(route.producer, part): route.payload_bytes for part, route in routes.numbered_activations()}
     gradients = {(route.consumer, route.producer): route.payload_bytes for route in routes.gradients}
-    summed = [profile.summed_bytes(stage.first, stage.stop) for stage in plan.stages]
+    fragments = plan.sync_fragments if plan.trains_locally else 1
+    summed = [profile.summed_bytes(stage.first, stage.stop) / fragments for stage in plan.stages]
     patterns = [pattern_of(plan, stage) for stage in range(len(plan.stages))]
 
     def payload(task: Task) -> float:

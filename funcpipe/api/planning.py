@@ -161,6 +161,7 @@ class Planning:
         sync_every_at_most: int | None = None,
         outer_lr: float = 1.0,
         outer_momentum: float = 0.0,
+        sync_fragments: int = 1,
         shard_optimizer: bool = False,
         stores: Stores | str | Mapping[str, str] = DEFAULT_STORES,
         pins: Pins = NO_PINS,
@@ -194,6 +195,7 @@ class Planning:
             sync_every_at_most: With "auto", the most steps between meetings.
             outer_lr: When replicas meet, they go so far to their mean.
             outer_momentum: The Nesterov momentum with which they do.
+            sync_fragments: The parameters of each stage meet in so many parts, at different steps of a round.
             shard_optimizer: Divide the optimiser's state over replicas.
             stores: Where messages, sums and checkpoints may be: "default", "auto", or names by kind, `{"messages":
                 "express"}`; `train` then takes a URL for each.
@@ -221,6 +223,7 @@ class Planning:
             sync_every_at_most=sync_every_at_most,
             outer_lr=outer_lr,
             outer_momentum=outer_momentum,
+            sync_fragments=sync_fragments,
             shard_optimizer=shard_optimizer,
             stores=Stores.of(stores),
             averaged=self._recipe.average is not None,

@@ -91,6 +91,12 @@ _TRAINING = group(
     option("--sync-every-at-most N", "with --sync-every auto: no more steps than this", whole()),
     option("--outer-lr RATE", "how far replicas go to their mean when they meet", positive, of=TrainingSpec),
     option("--outer-momentum MU", "the Nesterov momentum of that", not_negative, of=TrainingSpec),
+    option(
+        "--sync-fragments F",
+        "let the parameters of each stage meet in F parts, each N/F steps after the one before",
+        whole(),
+        of=TrainingSpec,
+    ),
     option("--shard-optimizer", "divide the optimiser's state among replicas (ZeRO stage 1)"),
     option(
         "--stores KIND=STORE",

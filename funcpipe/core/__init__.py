@@ -48,7 +48,7 @@ from funcpipe.core.profile import (
     TiedParameter,
 )
 from funcpipe.core.provision import CostItem, JobSpec, Provision, ProvisionTable, Refusal, Rented
-from funcpipe.core.rounds import AUTO, END, ends_round, round_of
+from funcpipe.core.rounds import AUTO, END, ends_round, fragment_numbers, round_of, shift_of
 from funcpipe.core.routes import ActivationRoute, GradientRoute, Routes, TieRoute, find_routes, stages_of_layers
 from funcpipe.core.run import (
     WATCH_PREFIX,
@@ -208,11 +208,13 @@ __all__ = [
     "WorkerSpec",
     "ends_round",
     "find_routes",
+    "fragment_numbers",
     "from_text",
     "prices_of",
     "read",
     "read_trace",
     "round_of",
+    "shift_of",
     "stage_of",
     "stages_of_layers",
     "store_bills",

@@ -39,7 +39,7 @@ class PlanBase:
 
     With `sync_every` other than 1, replicas train alone and meet after so many steps, or with "end" in the end alone
     (`core.rounds`). In a meeting they go `outer_lr` of the way to their mean, with the Nesterov momentum
-    `outer_momentum`.
+    `outer_momentum`. The parameters of each stage meet in `sync_fragments` parts, at different steps.
     """
 
     SYNC_WORDS: ClassVar[tuple[str, ...]] = (END,)
@@ -56,6 +56,7 @@ class PlanBase:
     sync_every: int | str = field(default=1, metadata=IF_CHANGED)
     outer_lr: float = field(default=1.0, metadata=IF_CHANGED)
     outer_momentum: float = field(default=0.0, metadata=IF_CHANGED)
+    sync_fragments: int = field(default=1, metadata=IF_CHANGED)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stores", Stores.of(self.stores))
@@ -134,6 +135,8 @@ class TrainingSpec(PlanBase):
         if (self.sync_every == AUTO) is (self.sync_every_at_most is None):
             rule = f"must be given with sync_every={AUTO!r}, and with that alone"
             raise InvalidValue("sync_every_at_most", self.sync_every_at_most, rule)
+        if self.sync_every_at_most is not None:
+            _check_fragments(self, self.sync_every_at_most)
         checks.choose(self, "numerics", Numerics)
         checks.choose(self, "recompute", Recompute)
         checks.choose(self, "schedule", ScheduleKind, optional=True)
@@ -263,7 +266,10 @@ class Plan(Described, PlanBase):
         """How often replicas meet, in words."""
         if isinstance(self.sync_every, str):
             return "replicas train alone and meet in the end"
-        return "replicas meet in every step" if self.sync_every == 1 else f"replicas meet every {self.sync_every} steps"
+        if self.sync_every == 1:
+            return "replicas meet in every step"
+        parts = f" in {self.sync_fragments} fragments" if self.sync_fragments > 1 else ""
+        return f"replicas meet every {self.sync_every} steps{parts}"
 
     @property
     def loss_of(self) -> str:
@@ -325,21 +331,17 @@ def _check_joint(schedule: ScheduleKind | None) -> None:
 
 def _check_local_steps(base: PlanBase) -> None:
     """Raise InvalidValue unless replicas may train alone as `base` says, and meet."""
-    if isinstance(base.sync_every, str):
-        if base.sync_every not in base.SYNC_WORDS:
-            known = ", ".join(base.SYNC_WORDS)
-            raise InvalidValue(
-                "sync_every", base.sync_every, f"must be a whole number of at least 1, or one of {known}"
-            )
-    else:
-        checks.whole("sync_every", base.sync_every, 1)
+    _check_sync_every(base)
     checks.positive("outer_lr", base.outer_lr)
     checks.at_least("outer_momentum", base.outer_momentum, 0)
+    checks.whole("sync_fragments", base.sync_fragments, 1)
     if base.sync_every == 1:
-        for name, usual in (("outer_lr", 1), ("outer_momentum", 0)):
+        for name, usual in (("outer_lr", 1), ("outer_momentum", 0), ("sync_fragments", 1)):
             if getattr(base, name) != usual:
                 raise InvalidValue(name, getattr(base, name), f"must be {usual} with sync_every=1: no replica is alone")
         return
+    if base.sync_every != AUTO:
+        _check_fragments(base, base.sync_every)
     if base.joint_loss:
         raise InvalidValue("sync_every", base.sync_every, "must be 1 with a loss of whole global batches")
     if base.averaged:
@@ -349,6 +351,25 @@ def _check_local_steps(base: PlanBase) -> None:
     if base.shard_optimizer and base.wire_sync is not Wire.FP32:
         rule = "must be fp32 with local steps and shard_optimizer: replicas then send parameters, not differences"
         raise InvalidValue("wire_sync", base.wire_sync.value, rule)
+
+
+def _check_sync_every(base: PlanBase) -> None:
+    """Raise InvalidValue unless it is a number of steps, or a word that `base` may have in its place."""
+    if not isinstance(base.sync_every, str):
+        checks.whole("sync_every", base.sync_every, 1)
+    elif base.sync_every not in base.SYNC_WORDS:
+        known = ", ".join(base.SYNC_WORDS)
+        raise InvalidValue("sync_every", base.sync_every, f"must be a whole number of at least 1, or one of {known}")
+
+
+def _check_fragments(base: PlanBase, steps: int | str) -> None:
+    """Raise InvalidValue unless each fragment can meet after a step of its own in a round of so many."""
+    fragments = base.sync_fragments
+    if fragments > 1 and isinstance(steps, str):
+        raise InvalidValue("sync_fragments", fragments, f"must be 1 with sync_every={steps!r}: all would meet at once")
+    if not isinstance(steps, str) and fragments > steps:
+        rule = f"must be at most {steps}, the steps of a round, each of which at most one fragment meets after"
+        raise InvalidValue("sync_fragments", fragments, rule)
 
 
 def _check_unscaled(gradient_wire: Wire, precision: Precision = Precision.FP32) -> None:

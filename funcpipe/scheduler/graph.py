@@ -57,7 +57,8 @@ class StepShape:
     synchronisation; None means the usual cut. Where `ways` are given, they are those of the stages. `loading` says what
     is loaded; None means nothing. With `joint_loss`, which takes GPipe's schedule, the last stage computes the loss of
     all micro-batches at once, before their backwards. Where replicas train `alone`, they sum what training has changed
-    if they meet after this step, and nothing otherwise.
+    if they meet after this step, and nothing otherwise; where parameters are in several fragments, of those in
+    `fragments`.
     """
 
     stages: int
@@ -73,6 +74,7 @@ class StepShape:
     joint_loss: bool = False
     alone: bool = False
     meets: bool = True
+    fragments: tuple[int, ...] = ()
 
     @property
     def sums_gradients(self) -> bool:
@@ -185,14 +187,17 @@ def _worker_tasks(shape: StepShape, links: Links, stage: int, replica: int) -> T
 def _meet(shape: StepShape, stage: int, replica: int, before: Sequence[Task]) -> Tasks:
     """Update alone once all `before` has ended → sum what training has changed since the replicas met last.
 
-    The first holder of tied parameters sums them for the other holders too.
+    The first holder of tied parameters, which are in the first fragment, sums them for the other holders too.
     """
     updated = Task(Kind.LOCAL_UPDATE, stage, replica)
     yield updated, tuple(before)
     summed: tuple[Task, ...] = ()
-    for task, needs in _synchronise(shape, stage, replica, (updated,), ()):
-        summed = (*summed, task)
-        yield task, needs
+    for fragment in shape.fragments or (None,):
+        for task, needs in _synchronise(shape, stage, replica, (updated,), (), fragment):
+            summed = (*summed, task) if not fragment else summed
+            yield task, needs
+    if not summed:
+        return
     for task, needs in _share_tied(shape, stage, replica, summed):
         assert task.part is not None, "routes of tied parameters are numbered"
         yield task._replace(part=len(shape.routes.ties) + task.part), needs or (summed[0],)
@@ -274,19 +279,25 @@ _KIND_OF_MOVE = {
 
 
 def _synchronise(
-    shape: StepShape, stage: int, replica: int, gradients: tuple[Task, ...], buckets: tuple[Task, ...]
+    shape: StepShape,
+    stage: int,
+    replica: int,
+    gradients: tuple[Task, ...],
+    buckets: tuple[Task, ...],
+    fragment: int | None = None,
 ) -> Tasks:
     """Sum the gradients of a stage's replicas; a replica without micro-batches adds nothing.
 
     A round may begin once its bucket of gradients is complete; without buckets, once all gradients are.
     """
-    flatten = Task(Kind.FLATTEN, stage, replica)
+    flatten = Task(Kind.FLATTEN, stage, replica, fragment=fragment)
     yield flatten, gradients
     released = dict(enumerate(buckets))
     moves: list[Task] = []
     chosen = shape.pattern_of(stage)
     for transfer in transfers(chosen, replica):
-        moves.append(Task(_KIND_OF_MOVE[transfer.move], stage, replica, peer=transfer.peer, part=transfer.part))
+        kind = _KIND_OF_MOVE[transfer.move]
+        moves.append(Task(kind, stage, replica, peer=transfer.peer, part=transfer.part, fragment=fragment))
         own = released.get(chosen.round_of(transfer), flatten)
         yield moves[-1], (own, *(moves[position] for position in transfer.after))
 

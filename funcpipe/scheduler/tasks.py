@@ -88,7 +88,8 @@ class Task(NamedTuple):
     of a synchronisation or of an exchange of outputs. `part` numbers the objects that a stage writes for one
     micro-batch, the objects or rounds of a synchronisation, or the routes of tied parameters; it is 1 in a load for the
     next step. A *bucket* is the part of a worker's last backward that completes the gradients of one round of the
-    synchronisation; the rest of that backward gets the number after the last bucket.
+    synchronisation; the rest of that backward gets the number after the last bucket. `fragment` is the one that is
+    synchronised, where parameters are in several.
     """
 
     kind: Kind
@@ -97,6 +98,7 @@ class Task(NamedTuple):
     micro_batch: int | None = None
     peer: int | None = None
     part: int | None = None
+    fragment: int | None = None
 
     @property
     def lane(self) -> Lane:
@@ -105,7 +107,7 @@ class Task(NamedTuple):
 
     def __str__(self) -> str:
         text = f"{self.kind.value}.s{self.stage}.r{self.replica}"
-        for letter, number in (("m", self.micro_batch), ("p", self.peer), ("k", self.part)):
+        for letter, number in (("m", self.micro_batch), ("p", self.peer), ("k", self.part), ("f", self.fragment)):
             if number is not None:
                 text += f".{letter}{number}"
         return text
@@ -129,7 +131,7 @@ RESOURCES = {kind: kind.resource for kind in Kind}
 _KINDS = {kind.value: kind for kind in Kind}
 _TASK = re.compile(
     r"(?P<kind>[a-z-]+)\.s(?P<stage>\d+)\.r(?P<replica>\d+)"
-    r"(\.m(?P<micro_batch>\d+))?(\.p(?P<peer>\d+))?(\.k(?P<part>\d+))?",
+    r"(\.m(?P<micro_batch>\d+))?(\.p(?P<peer>\d+))?(\.k(?P<part>\d+))?(\.f(?P<fragment>\d+))?",
     re.ASCII,
 )
 
@@ -153,9 +155,9 @@ def source_of(get: Task) -> Task:
         case Kind.GET_SCORES:
             return Task(Kind.PUT_SCORES, get.peer, get.replica, part=get.part)
         case Kind.GET_SPLIT:
-            return Task(Kind.PUT_SPLIT, get.stage, get.peer, part=get.part)
+            return Task(Kind.PUT_SPLIT, get.stage, get.peer, part=get.part, fragment=get.fragment)
         case Kind.GET_MERGED:
-            return Task(Kind.PUT_MERGED, get.stage, get.peer, part=get.part)
+            return Task(Kind.PUT_MERGED, get.stage, get.peer, part=get.part, fragment=get.fragment)
         case _:
             raise InvalidValue("task", str(get), "must be a get")
 

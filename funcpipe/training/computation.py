@@ -21,8 +21,9 @@ from funcpipe.model.split import StageModule
 from funcpipe.training.averaging import TeacherUpdate, WeightAverage
 from funcpipe.training.batches import Step
 from funcpipe.training.carried import RunningStatistics
+from funcpipe.training.fragments import Fragments
 from funcpipe.training.gradients import FlatGradient, FlatVector, Layout, TiedParameters
-from funcpipe.training.local_steps import DividedOuterStep, Meetings, OuterStep
+from funcpipe.training.local_steps import Meetings
 from funcpipe.training.norms import Finiteness, GradientNorm, sum_of_squares
 from funcpipe.training.optimizers import ParameterShape
 from funcpipe.training.output_cache import BatchLayout, OutputCache
@@ -39,7 +40,7 @@ class Computation:
 
     _average: WeightAverage | None = None
     _flat: FlatGradient | None = None
-    outer: OuterStep | None = None
+    outer: Fragments | None = None
     _steps_done = 0
     _changes = False
 
@@ -95,9 +96,8 @@ class Computation:
         )
         self.tied = TiedParameters(stage, ties, stage_number)
         self._summed_here = [p for p in self.parameters if p.requires_grad and not self.tied.is_borrowed(p)]
-        self._residuals = self._prepare_sums(
-            meetings, trained, wire_sync, shards or summed_as, divided=shards is not None
-        )
+        layouts = self._prepare_sums(meetings, trained, wire_sync, shards)
+        self._residuals = self._residuals_of(layouts, wire_sync, shards or summed_as)
         self._hooks = ParameterHooks(hooks, trainable_parameters(stage, {shape.name for shape in whole}), seed=seed)
         self._optimizer = StageOptimizer(stage, recipe, whole, seed=seed)
         self._teachers = TeacherUpdate(recipe.teachers, stage)
@@ -107,38 +107,35 @@ class Computation:
             self._optimizer.divide(self.flat.layout, shards, replica, cut_unit(wire_sync))
 
     def _prepare_sums(
-        self,
-        meetings: Meetings | None,
-        trained: Mapping[str, nn.Parameter],
-        wire: Wire,
-        summed_as: Pattern | None,
-        *,
-        divided: bool,
-    ) -> Residuals | None:
-        """Make what replicas sum, if there are several; return the rounding errors of sums in 8 bits, else None."""
-        layout: Layout | None = None
+        self, meetings: Meetings | None, trained: Mapping[str, nn.Parameter], wire: Wire, shards: Pattern | None
+    ) -> list[Layout]:
+        """Make what replicas sum, if there are several; return how it lies, of each fragment if they train alone."""
         if meetings is not None:
+            together = {id(parameter) for parameter in self.tied.parameters}
+            divided = None if shards is None else (shards, self._replica)
             parts = meetings, trained, self._summed_here, self._extras()
-            if divided and summed_as is not None:
-                self.outer = DividedOuterStep(*parts, summed_as, self._replica)
-            else:
-                self.outer = OuterStep(*parts)
-            layout = self.outer.layout
-        elif self._replicas > 1:
-            self._flat = FlatGradient(self._summed_here, self._extras(), wire)
-            layout = self._flat.layout
-        if cut_unit(wire) == 1 or layout is None or layout.dtype is not torch.float32:
-            return None
+            self.outer = Fragments(*parts, together=together, divided=divided)
+            return [step.layout for step in self.outer.steps]
+        if self._replicas == 1:
+            return []
+        self._flat = FlatGradient(self._summed_here, self._extras(), wire)
+        return [self._flat.layout]
+
+    def _residuals_of(self, layouts: Sequence[Layout], wire: Wire, summed_as: Pattern | None) -> dict[int, Residuals]:
+        """Return the rounding errors of sums in 8 bits, by the number of the fragment; none of other sums."""
+        rounded = {i: layout for i, layout in enumerate(layouts) if layout.dtype is torch.float32}
+        if cut_unit(wire) == 1 or not rounded:
+            return {}
         assert summed_as is not None, "the pattern says what this replica sums"
-        return Residuals(layout, summed_as, self._replica)
+        return {i: Residuals(layout, summed_as, self._replica, fragment=i) for i, layout in rounded.items()}
 
     def begin_step(self, step: Step, take: Callable[[int], Batch], own: Iterable[int] | None = None) -> None:
         """Start a step; `take` gives what was loaded of a micro-batch, where the stage needs data.
 
         `own` are the micro-batches that this replica computes, by default every one whose turn it is among replicas.
         """
-        self._step, self._changes = step, self._residuals is not None and self.outer is None
-        in_round = self.outer is not None and self.outer.is_in_round
+        self._step, self._changes = step, bool(self._residuals) and self.outer is None
+        in_round = self.outer is not None and self.outer.goes_on
         if own is None:
             own = range(self._replica, len(step.micro_batches), self._replicas)
         self.passes.begin_step(step, own, take)
@@ -170,12 +167,12 @@ class Computation:
     def _propagate(self, micro_batch: int) -> None:
         self.passes.backward(micro_batch, loss_factor=self.norm.loss_factor)
 
-    def flatten(self) -> None:
-        """Complete the vector of what the replicas sum."""
+    def flatten(self, fragment: int = 0) -> None:
+        """Complete the vector of what the replicas sum, of one fragment if they train alone."""
         if self.outer is None:
             self.flat.complete(self._extras())
         else:
-            self.outer.measure(self._extras())
+            self.outer.steps[fragment].measure(() if fragment else self._extras())
 
     @property
     def flat(self) -> FlatGradient:
@@ -183,10 +180,9 @@ class Computation:
         assert self._flat is not None, "a single replica sums nothing"
         return self._flat
 
-    @property
-    def vector(self) -> FlatVector:
-        """The vector that the replicas sum: of the step's gradients, or of what has changed since they met last."""
-        return self.flat if self.outer is None else self.outer.changes
+    def vector(self, fragment: int = 0) -> FlatVector:
+        """Return what the replicas sum: the step's gradients, or what has changed of a fragment since they met last."""
+        return self.flat if self.outer is None else self.outer.steps[fragment].changes
 
     @property
     def shared_parameters(self) -> tuple[Tensor, ...]:
@@ -198,15 +194,14 @@ class Computation:
         """True if this replica keeps only a part of the optimiser's state."""
         return self._optimizer.is_sharded
 
-    @property
-    def feedback(self) -> ErrorFeedback | None:
-        """The rounding errors that this replica keeps of sums in 8 bits; None if they are not made so."""
-        return None if self._residuals is None else self._residuals.feedback
+    def feedback(self, fragment: int = 0) -> ErrorFeedback | None:
+        """Return the rounding errors that this replica keeps of sums in 8 bits; None if they are not made so."""
+        return self._residuals[fragment].feedback if fragment in self._residuals else None
 
     @property
     def saves_part(self) -> bool:
         """True if each replica has something to save that others do not have."""
-        return self.has_own_optimizer or self._residuals is not None
+        return self.has_own_optimizer or bool(self._residuals)
 
     @property
     def has_own_optimizer(self) -> bool:
@@ -218,11 +213,11 @@ class Computation:
         """The learning rate of the optimiser's first group in the last step; None if there is none."""
         return self._optimizer.learning_rate
 
-    def update_split(self, round_number: int, values: Tensor) -> None:
+    def update_split(self, fragment: int, round_number: int, values: Tensor) -> None:
         """Replace what this replica has summed in a round by the updated parameters, if that step is divided."""
         self._changes = True
         if self.outer is not None:
-            self.outer.take(round_number, values)
+            self.outer.steps[fragment].take(round_number, values)
             return
         if self.is_sharded:
             self._finiteness.check_split(values, self._step.number)
@@ -238,7 +233,7 @@ class Computation:
     def tied_changes(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Return what training has changed tied parameters by since the replicas met last, which this stage sums."""
         assert self.outer is not None, "replicas that sum gradients sum no changes"
-        return {name: self.outer.summed(self.tied.parameter(name)) for name in names}
+        return {name: self.outer.steps[0].summed(self.tied.parameter(name)) for name in names}
 
     def measure_norm(self) -> None:
         """Record the squares of the gradients that this stage sums; tied ones count in one stage only."""
@@ -269,7 +264,9 @@ class Computation:
             self._take_step(None)
         else:
             borrowed = {id(self.tied.parameter(name)): changes for name, changes in self.tied.take_sums().items()}
-            self._statistics.finish_step(list(self.outer.meet(lambda parameter: borrowed[id(parameter)])))
+            met = self.outer.meet(self._step.number, lambda parameter: borrowed[id(parameter)])
+            if met is not None:
+                self._statistics.finish_step(list(met))
         self._steps_done = self._step.number + 1
 
     def local_update(self) -> None:
@@ -293,8 +290,8 @@ class Computation:
         undo = self._undoes and self.norm.skipped
         if undo:
             self._statistics.undo_step()
-            if self.feedback is not None:
-                self.feedback.clear()
+            for residuals in self._residuals.values():
+                residuals.feedback.clear()
         else:
             if statistics is None:
                 self._statistics.keep_step()
@@ -338,8 +335,8 @@ class Computation:
         state = self._optimizer.state(self.norm)
         if self.outer is not None:
             state = self.outer.added_to(state, self._statistics.kept())
-        if self._residuals is not None:
-            state = self._residuals.added_to(state)
+        for residuals in self._residuals.values():
+            state = residuals.added_to(state)
         return state if self._average is None else self._average.added_to(state)
 
     def restore(self, state: StageState) -> None:
@@ -349,8 +346,8 @@ class Computation:
             self._statistics.restore(added)
         if self._average is not None:
             self._average.restore(state)
-        if self._residuals is not None:
-            self._residuals.restore(state)
+        for residuals in self._residuals.values():
+            residuals.restore(state)
 
     def _extras(self) -> list[Tensor]:
         """Return the tensors that replicas sum besides gradients: running statistics, and, last, the loss's weight."""

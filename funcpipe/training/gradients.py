@@ -306,9 +306,15 @@ class TiedParameters:
         """`number` is that of the stage in `routes`."""
         named = dict(stage.named_parameters(remove_duplicate=False))
         self._parameters = {common: named[name] for name, common in stage.shared.items()}
+        self._shared = {name for route in routes if number in route.stages for name in route.parameters}
         self._borrowed = {name for route in routes if number in route.stages[1:] for name in route.parameters}
         self._received: list[Mapping[str, Tensor]] = []
         self._sums: dict[str, Tensor] = {}
+
+    @property
+    def parameters(self) -> tuple[nn.Parameter, ...]:
+        """The parameters that other stages hold too."""
+        return tuple(self._parameters[name] for name in self._shared)
 
     def is_borrowed(self, parameter: nn.Parameter) -> bool:
         """Return True if an earlier stage holds `parameter` too, and so sums its gradient over the replicas."""

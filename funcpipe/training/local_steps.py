@@ -7,7 +7,8 @@ meet, they sum theta minus their own parameters as they would sum gradients, in 
     v       = momentum v + delta
     theta  <- theta - lr (delta + momentum v)        without a momentum: theta - lr delta
 
-with the outer learning rate `lr`. `plain_rounds` is the same algorithm in one process.
+with the outer learning rate `lr`. `plain_rounds` is the same algorithm in one process. A stage does so once, or in
+fragments (`fragments`).
 
 In the middle of a round, a stage's state has theta under the names of the model's tensors, as it is the model that all
 replicas share; this replica's parameters are under "own/NAME", and what its forwards have added to running statistics
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.comm.collectives import Pattern, piece_ranges
-from funcpipe.core import Plan, round_of
+from funcpipe.core import Plan, ends_round, shift_of
 from funcpipe.training.gradients import FlatVector, Layout, in_form_of
 from funcpipe.training.norms import as_real
 from funcpipe.training.state import ADDED, MODEL, OUTER, OWN, THETA, StageState, mismatch_is_corrupt
@@ -37,36 +38,43 @@ class Meetings:
     steps: int
     validate_every: int | None = None
 
-    def round_of(self, step: int) -> range:
-        """Return the steps of the round with `step`."""
-        every = self.plan.sync_every
-        return round_of(step, sync_every=every, steps=self.steps, validate_every=self.validate_every)
-
     def is_after(self, step: int) -> bool:
         """Return True if replicas meet after `step`."""
-        return self.round_of(step)[-1] == step
+        return bool(self.fragments_after(step))
+
+    def fragments_after(self, step: int) -> tuple[int, ...]:
+        """Return the numbers of the fragments on which replicas meet after `step`."""
+        every, count = self.plan.sync_every, self.plan.sync_fragments
+
+        def ends(fragment: int) -> bool:
+            shift = shift_of(fragment, sync_every=every, fragments=count)
+            return ends_round(step, sync_every=every, steps=self.steps, validate_every=self.validate_every, shift=shift)
+
+        return tuple(filter(ends, range(count)))
 
 
 class OuterStep:
-    """What a replica keeps to meet the others of its stage: theta and the outer momentum, and what they sum."""
+    """What a replica keeps to meet the others of its stage on some parameters: theta and the outer momentum, and what
+    they sum.
+    """
 
     def __init__(
         self,
-        meetings: Meetings,
+        plan: Plan,
         parameters: Mapping[str, nn.Parameter],
         summed: Sequence[nn.Parameter],
         extras: Sequence[Tensor],
     ) -> None:
-        """`parameters` are all that the stage trains; it sums the changes of those in `summed`, and of others that are
-        tied to them another stage does. `extras` are summed too.
+        """`parameters` are those on which they meet; the stage sums the changes of those in `summed`, and of others
+        that are tied to them another stage does. `extras` are summed too.
         """
-        self.meetings = meetings
+        self._plan = plan
         self.layout = Layout(summed, extras)
         self._extra_dtypes = [extra.dtype for extra in extras]
         self._parameters = parameters
         self._number = {id(parameter): i for i, parameter in enumerate(summed)}
         self._theta: dict[str, Tensor] = {}
-        momentum = meetings.plan.outer_momentum
+        momentum = plan.outer_momentum
         self._velocity = {name: torch.zeros_like(p) for name, p in parameters.items()} if momentum else {}
         self._changes: FlatVector | None = None
         self._begins = False
@@ -126,7 +134,7 @@ class OuterStep:
     @torch.no_grad()
     def meet(self, borrowed: Callable[[nn.Parameter], Tensor]) -> tuple[Tensor, ...]:
         """Take the outer step; returns the summed extras. `borrowed` gives the sums that other stages have made."""
-        plan = self.meetings.plan
+        plan = self._plan
         for name, parameter in self._parameters.items():
             total = self.summed(parameter) if id(parameter) in self._number else borrowed(parameter)
             delta = total / plan.replicas
@@ -158,7 +166,8 @@ class OuterStep:
         """
         tensors = state.tensors
         self._end_round()
-        self.is_in_round = any(name.startswith((OWN, ADDED)) for name in tensors)
+        statistics = self.layout.head > 0 and any(name.startswith(ADDED) for name in tensors)
+        self.is_in_round = statistics or any(OWN + name in tensors for name in self._parameters)
         with mismatch_is_corrupt():
             self._restore(tensors)
             for name, parameter in self._parameters.items() if self.is_in_round else ():
@@ -186,7 +195,7 @@ class DividedOuterStep(OuterStep):
 
     def __init__(
         self,
-        meetings: Meetings,
+        plan: Plan,
         parameters: Mapping[str, nn.Parameter],
         summed: Sequence[nn.Parameter],
         extras: Sequence[Tensor],
@@ -194,13 +203,13 @@ class DividedOuterStep(OuterStep):
         replica: int,
     ) -> None:
         """`pattern` says which elements `replica` sums in each round of the synchronisation."""
-        super().__init__(meetings, parameters, summed, extras)
+        super().__init__(plan, parameters, summed, extras)
         split = pattern.merges(replica)
         assert split is not None, "every replica sums a split of its own"
         ranges = [splits[split] for splits in piece_ranges(self.layout.elements, pattern, self.layout.head)]
         self._ranges = [(min(max(start, self.layout.head), stop), stop) for start, stop in ranges]
         self._heads = [border - start for (start, _), (border, _) in zip(ranges, self._ranges, strict=True)]
-        kept = self._ranges if meetings.plan.outer_momentum else []
+        kept = self._ranges if plan.outer_momentum else []
         self._velocity = {str(i): torch.zeros(b - a, dtype=self.layout.dtype) for i, (a, b) in enumerate(kept)}
         names = {id(parameter): name for name, parameter in parameters.items()}
         self._names = [names[id(parameter)] for parameter in summed]
@@ -221,7 +230,7 @@ class DividedOuterStep(OuterStep):
     @torch.no_grad()
     def take(self, round_number: int, values: Tensor) -> None:
         """Replace the parameters that this replica has summed in a round of the synchronisation by the updated ones."""
-        plan, key, summed = self.meetings.plan, str(round_number), values[self._heads[round_number] :]
+        plan, key, summed = self._plan, str(round_number), values[self._heads[round_number] :]
         theta = self._theta[key]
         delta = theta - summed / plan.replicas
         if plan.outer_momentum:

@@ -16,8 +16,13 @@ where they are by as much again, one parameter each:
     1        0        -1         -3         2        2      0 - (2 + 0.5 * 2) = -3
     2        -3       -4         -6         2        3      -3 - (2 + 0.5 * 3) = -6.5
 
-A running statistic of a norm becomes what one process has that runs the forwards of all replicas, step by step, in the
-order of micro-batches. No replica reads it in a round, so what each forward adds to it can be kept until the end.
+Parameters may meet in F fragments, each as above in rounds of its own: those of fragment f end f sync_every / F steps
+later, rounded down. All rounds end where they must. With sync_every = 4 and F = 2, fragment 1 meets after 2, 6, 10, …
+steps, and fragment 0 after 4, 8, …
+
+A running statistic of a norm meets with fragment 0. It becomes what one process has that runs the forwards of all
+replicas, step by step, in the order of micro-batches. No replica reads it in a round, so what each forward adds to it
+can be kept until the end.
 
 Nothing of this is shared with what functions run: no graph of tasks, no lanes, no collectives. A run over functions has
 the same bits, but for running statistics, which it averages in another order.
@@ -26,7 +31,7 @@ the same bits, but for running statistics, which it averages in another order.
 import copy
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -54,37 +59,60 @@ Tensors = dict[str, Tensor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSteps:
-    """How often replicas meet, and how far they go then; with `sync_every` None they meet once, at the end."""
+    """How often replicas meet, and how far they go then; with `sync_every` None they meet once, at the end.
+
+    They do so in `fragments` parts: `fragment_of` has the number of each parameter's, by name; 0 of those it leaves
+    out.
+    """
 
     sync_every: int | None
     outer_lr: float = 1.0
     outer_momentum: float = 0.0
+    fragments: int = 1
+    fragment_of: Mapping[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.sync_every is not None:
             checks.at_least("sync_every", self.sync_every, 1)
+        checks.at_least("fragments", self.fragments, 1)
         checks.positive("outer_lr", self.outer_lr)
         checks.at_least("outer_momentum", self.outer_momentum, 0)
 
     @classmethod
-    def of(cls, plan: Plan) -> "LocalSteps | None":
+    def of(cls, plan: Plan, fragment_of: Mapping[str, int]) -> "LocalSteps | None":
         """Return how often the replicas of `plan` meet; None if they sum gradients in every step."""
         if not plan.trains_locally:
             return None
-        every = None if isinstance(plan.sync_every, str) else plan.sync_every
-        return cls(sync_every=every, outer_lr=plan.outer_lr, outer_momentum=plan.outer_momentum)
+        return cls(
+            sync_every=None if isinstance(plan.sync_every, str) else plan.sync_every,
+            outer_lr=plan.outer_lr,
+            outer_momentum=plan.outer_momentum,
+            fragments=plan.sync_fragments,
+            fragment_of=fragment_of,
+        )
 
-    def rounds(self, steps: Sequence[Step], ends: Collection[int] = ()) -> Iterator[Sequence[Step]]:
-        """Yield the steps of each round, which ends besides after the steps with the numbers `ends`, and the last one.
+    def meetings(self, steps: Sequence[Step], ends: Collection[int] = ()) -> Iterator[tuple[Step, tuple[int, ...]]]:
+        """Yield each step with the fragments that meet after it: all after the last one and those with numbers `ends`.
 
-        With `sync_every` 3, seven steps and an end after step 1: steps 0 and 1, 2 to 4, 5 and 6.
+        With `sync_every` 3, seven steps and an end after step 1, the only fragment meets after 1, 4 and 6.
         """
-        first = 0
+        done = 0
         for position, step in enumerate(steps):
-            done = position + 1 - first
-            if done == self.sync_every or step.number in ends or position + 1 == len(steps):
-                yield steps[first : position + 1]
-                first = position + 1
+            done += 1
+            if step.number in ends or position + 1 == len(steps):
+                yield step, tuple(range(self.fragments))
+                done = 0
+            else:
+                yield step, tuple(number for number in range(self.fragments) if self._is_due(number, done))
+
+    def _is_due(self, fragment: int, done: int) -> bool:
+        """Return True if a fragment meets when so many steps have been done since the rounds of all have ended."""
+        every = self.sync_every
+        return every is not None and done % every == fragment * every // self.fragments
+
+    def of_fragment(self, fragment: int, tensors: Tensors) -> Tensors:
+        """Return those of `tensors` that are in a fragment."""
+        return {name: values for name, values in tensors.items() if self.fragment_of.get(name, 0) == fragment}
 
 
 def added_in_order(contributions: Sequence[Tensors]) -> Tensors:
@@ -144,21 +172,23 @@ class Rounds:
         alone = [_Replica(self, rank, replicas) for rank in range(replicas)]
         theta = {name: values.detach().clone() for name, values in alone[0].parameters.items()}
         velocity = {name: torch.zeros_like(values) for name, values in theta.items()}
-        for steps_of_round in local.rounds(self.steps, ends):
+        for step, fragments in local.meetings(self.steps, ends):
             for replica in alone:
-                for step in steps_of_round:
-                    replica.train(step)
-            total = add([replica.changes_since(theta) for replica in alone])
-            for name, values in theta.items():
-                delta = total[name] / replicas
-                if local.outer_momentum:
-                    velocity[name].mul_(local.outer_momentum).add_(delta)
-                    delta = delta + local.outer_momentum * velocity[name]
-                values.sub_(local.outer_lr * delta)
-            statistics = _joined_statistics(alone)
-            for replica in alone:
-                replica.go_on_from(theta, statistics)
-            _check_buffers(alone)
+                replica.train(step)
+            for fragment in fragments:
+                own = local.of_fragment(fragment, theta)
+                total = add([replica.changes_since(own) for replica in alone])
+                for name, values in own.items():
+                    delta = total[name] / replicas
+                    if local.outer_momentum:
+                        velocity[name].mul_(local.outer_momentum).add_(delta)
+                        delta = delta + local.outer_momentum * velocity[name]
+                    values.sub_(local.outer_lr * delta)
+                statistics = None if fragment else _joined_statistics(alone)
+                for replica in alone:
+                    replica.go_on_from(own, statistics)
+                if statistics is not None:
+                    _check_buffers(alone)
         return alone[0].model, alone[0].loss
 
 
@@ -235,16 +265,20 @@ class _Replica:
     @torch.no_grad()
     def changes_since(self, theta: Tensors) -> Tensors:
         """Return theta minus the parameters; no element is -0.0, which stands for nothing where sums are made."""
-        return {name: theta[name] - own + 0.0 for name, own in self.parameters.items()}
+        return {name: values - self.parameters[name] + 0.0 for name, values in theta.items()}
 
     @torch.no_grad()
-    def go_on_from(self, theta: Mapping[str, Tensor], statistics: Mapping[str, tuple[Tensor, ...]]) -> None:
-        """Take the parameters and statistics on which all have met."""
-        for name, parameter in self.parameters.items():
-            parameter.copy_(theta[name])
-        for name, values in statistics.items():
-            for own, met in zip(_running(self.norms[name]), values, strict=True):
-                own.copy_(met)
+    def go_on_from(
+        self, theta: Mapping[str, Tensor], statistics: Mapping[str, tuple[Tensor, ...]] | None = None
+    ) -> None:
+        """Take the parameters, and the statistics if they are given, on which all have met."""
+        for name, values in theta.items():
+            self.parameters[name].copy_(values)
+        if statistics is None:
+            return
+        for name, met in statistics.items():
+            for own, joined in zip(_running(self.norms[name]), met, strict=True):
+                own.copy_(joined)
         self.statistics = {name: tuple(value.clone() for value in values) for name, values in statistics.items()}
         self.forwards = []
 

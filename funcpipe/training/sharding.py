@@ -172,12 +172,15 @@ RESIDUAL = "residual/"
 
 
 class Residuals:
-    """The error feedback of `replica`, whose gradients lie as `layout` says and are summed as `pattern` says."""
+    """The error feedback of `replica`, whose gradients lie as `layout` says and are summed as `pattern` says.
 
-    def __init__(self, layout: Layout, pattern: Pattern, replica: int) -> None:
+    Of replicas that train alone, it is that of a `fragment` of the parameters.
+    """
+
+    def __init__(self, layout: Layout, pattern: Pattern, replica: int, *, fragment: int = 0) -> None:
         ranges = summed_ranges(layout.elements, pattern, layout.head, replica)
         self.feedback = ErrorFeedback(layout.elements - layout.head, ranges)
-        own = f"{RESIDUAL}{replica}/"
+        own = f"{RESIDUAL}{replica}/f{fragment}/" if fragment else f"{RESIDUAL}{replica}/"
         self._tensors = {own + "sent": self.feedback.sent, own + "summed": self.feedback.summed}
 
     def added_to(self, state: StageState) -> StageState:

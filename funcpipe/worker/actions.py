@@ -49,7 +49,7 @@ class Actions:
         self._pattern = pattern_of(plan, stage)
         self._synchronisation = Synchronisation(channel, self._pattern, replica, self._key_of, computation.update_split)
         self._step = -1
-        self._chunks: GradientChunks | None = None
+        self._chunks: dict[int, GradientChunks] = {}
         self._actions: Mapping[Kind, Callable[[Task], TaskResult]] = {
             Kind.LOAD: self._load,
             Kind.FORWARD: self._forward,
@@ -87,7 +87,7 @@ class Actions:
     def begin_step(self, step: Step) -> None:
         """Start `step`."""
         self._step = step.number
-        self._chunks = None
+        self._chunks = {}
         self._channel.begin_step()
         self._computation.begin_step(step, lambda micro_batch: self._loads.take(step.number, micro_batch))
 
@@ -136,33 +136,32 @@ class Actions:
         bucket = _required(task.part)
         if bucket == 0:
             self._computation.start_last_backward(_required(task.micro_batch))
-            self._cut_gradients()
+            self._cut(0)
         self._computation.flat.wait_for(*self._rounds[bucket])
         return TaskResult()
 
-    def _flatten(self, _: Task) -> TaskResult:
-        self._computation.flatten()
-        self._cut_gradients()
+    def _flatten(self, task: Task) -> TaskResult:
+        self._computation.flatten(task.fragment or 0)
+        self._cut(task.fragment or 0)
         return TaskResult()
 
-    def _cut_gradients(self) -> None:
-        """Cut the step's flat vector into chunks, unless the buckets of its gradients have been cut already."""
-        flat = self._computation.vector
-        if self._chunks is None:
+    def _cut(self, fragment: int) -> None:
+        """Cut the flat vector of a fragment into chunks, unless the buckets of its gradients have been cut already."""
+        if fragment not in self._chunks:
+            flat = self._computation.vector(fragment)
             wire, merged_wire, head = self._plan.wire_sync, self._plan.merged_wire, flat.layout.head
-            self._chunks = gradient_chunks(
+            self._chunks[fragment] = gradient_chunks(
                 flat.vector,
                 self._pattern,
                 head,
                 wire=wire,
                 merged_wire=merged_wire,
-                feedback=self._computation.feedback,
+                feedback=self._computation.feedback(fragment),
             )
             self._rounds = round_ranges(flat.vector.numel(), self._pattern, head, cut_unit(wire))
 
     def _synchronise(self, task: Task) -> TaskResult:
-        assert self._chunks is not None, f"{task} comes before its gradients"
-        return self._synchronisation.run(task, self._chunks)
+        return self._synchronisation.run(task, self._chunks[task.fragment or 0])
 
     def _local_update(self, _: Task) -> TaskResult:
         self._computation.local_update()

@@ -118,8 +118,8 @@ class _StepGraph:
 
 
 class StepGraphs:
-    """The graphs of one worker's steps. A graph depends only on the number of micro-batches, and on whether replicas
-    meet, so few are made.
+    """The graphs of one worker's steps. A graph depends only on the number of micro-batches, and on what replicas meet
+    on, so few are made.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class StepGraphs:
         self._loads = loads
         self._meetings = meetings
         self._steps = spec.epochs * batches.steps_per_epoch
-        self._made: dict[tuple[int, Loading | None, bool], _StepGraph] = {}
+        self._made: dict[tuple[int, Loading | None, tuple[int, ...]], _StepGraph] = {}
 
     def of_step(self, step: int, *, is_loaded: bool = True) -> _StepGraph:
         """Return the worker's part of `step`; unless `is_loaded`, nothing of the step was loaded in the step before."""
@@ -152,7 +152,7 @@ class StepGraphs:
         following = self._batches.micro_batches_of(step + 1) if step + 1 < self._steps else 0
         stages = frozenset({self._spec.stage})
         loading = Loading(stages=stages, following=following, is_loaded=is_loaded) if self._loads else None
-        kind = micro_batches, loading, self._meetings is None or self._meetings.is_after(step)
+        kind = micro_batches, loading, () if self._meetings is None else self._meetings.fragments_after(step)
         if kind not in self._made:
             self._made[kind] = self._make(*kind)
         return self._made[kind]
@@ -163,7 +163,7 @@ class StepGraphs:
         keys = {self._keys.message(self._spec.worker, step, str(put)): by for put, by in part.readers.items()}
         return StepMessages(readers=keys, upstream=part.upstream, most=part.most_objects)
 
-    def _make(self, micro_batches: int, loading: Loading | None, meets: bool) -> _StepGraph:
+    def _make(self, micro_batches: int, loading: Loading | None, fragments: tuple[int, ...]) -> _StepGraph:
         plan, worker = self._spec.plan, (self._spec.stage, self._spec.replica)
         graph = build_graph(
             StepShape(
@@ -179,7 +179,8 @@ class StepGraphs:
                 joint_loss=plan.joint_loss,
                 loading=loading,
                 alone=self._meetings is not None,
-                meets=meets,
+                meets=bool(fragments),
+                fragments=fragments if plan.sync_fragments > 1 else (),
             )
         )
         return _StepGraph(

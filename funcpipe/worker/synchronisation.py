@@ -21,8 +21,8 @@ from funcpipe.scheduler.tasks import Kind, Task, source_of
 class Synchronisation:
     """Runs these tasks of one replica. `key_of` names the object that a put writes.
 
-    `after_merge` is called with the number of each round that the replica has summed, and with the sum, which it may
-    change before others read it.
+    `after_merge` is called with the fragment and the number of each round that the replica has summed, and with the
+    sum, which it may change before others read it.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class Synchronisation:
         pattern: Pattern,
         replica: int,
         key_of: Callable[[Task], str],
-        after_merge: Callable[[int, Tensor], None] = lambda round_number, values: None,
+        after_merge: Callable[[int, int, Tensor], None] = lambda fragment, round_number, values: None,
     ) -> None:
         self._channel = channel
         self._pattern = pattern
@@ -81,13 +81,13 @@ class Synchronisation:
         if not self._pattern.spreads:
             part = self._pattern.object_for(self._replica, round_number, self._replica)
             sent = self._pattern.raw_pieces(self._replica, part)
-            self._read_again(Task(Kind.PUT_SPLIT, task.stage, task.replica, part=part), sent, piece, chunks)
+            self._read_again(task._replace(kind=Kind.PUT_SPLIT, part=part), sent, piece, chunks)
         chunks.merge(piece, self._replica)
-        self._after_merge(round_number, chunks[piece])
+        self._after_merge(task.fragment or 0, round_number, chunks[piece])
         if self._pattern.spreads:
             part = self._pattern.merged_part(round_number)
             sent = self._pattern.merged_pieces(self._replica, part)
-            self._read_again(Task(Kind.PUT_MERGED, task.stage, task.replica, part=part), sent, piece, chunks)
+            self._read_again(task._replace(kind=Kind.PUT_MERGED, part=part), sent, piece, chunks)
         return TaskResult()
 
     def _read_again(self, put: Task, sent: Sequence[Piece], piece: Piece, chunks: GradientChunks) -> None:

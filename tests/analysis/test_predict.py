@@ -27,6 +27,8 @@ from funcpipe.core import (
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.partitioner.cost.sync_time import choose
 from funcpipe.platforms.catalog import load_spec
+from funcpipe.scheduler.simulator.costs import Timeline
+from funcpipe.scheduler.tasks import Kind, Task
 from tests.support.plans import chain_profile
 
 SPEC = replace(load_spec("aws-lambda"), contention=1.0)
@@ -257,8 +259,10 @@ def test_scaled_losses_and_clipping_let_all_stages_hear_each_other_before_they_u
 
 @pytest.mark.parametrize("ties", [(), (TiedParameter(name="t", layers=(0, 3), parameter_bytes=4 * 10**6),)])
 @pytest.mark.parametrize("sync", [Sync.PIPELINED, Sync.EXCHANGE, Sync.STREAMED])
-@pytest.mark.parametrize("steps", [1, 4, 32])
-def test_a_round_takes_what_the_cost_model_says(steps: int, sync: Sync, ties: tuple[TiedParameter, ...]) -> None:
+@pytest.mark.parametrize(("steps", "fragments"), [(1, 1), (4, 1), (4, 2), (32, 1)])
+def test_a_round_takes_what_the_cost_model_says(
+    steps: int, fragments: int, sync: Sync, ties: tuple[TiedParameter, ...]
+) -> None:
     """And as many requests; with tied parameters, whose way the closed form takes to be longer, within 15 %."""
     profile = replace(reference(layers=4, parameter_bytes=60 * 10**6), ties=ties)
     plan = Plan(
@@ -270,6 +274,7 @@ def test_a_round_takes_what_the_cost_model_says(steps: int, sync: Sync, ties: tu
         wire_sync=Wire.INT8,
         wire=Wire.FP32,
         sync_every=steps,
+        sync_fragments=fragments,
         stages=tuple(
             Stage(first=first, stop=first + 2, size=SIZES[2], memory_mb=SPEC.sizes[2].memory_mb) for first in (0, 2)
         ),
@@ -280,10 +285,20 @@ def test_a_round_takes_what_the_cost_model_says(steps: int, sync: Sync, ties: tu
     met, alone = (forecast(plan, profile, SPEC, meets=meets) for meets in (True, steps == 1))
     if steps > 1:
         assert estimate.meeting_s == pytest.approx(met.duration_s, rel=0.05)
+        whole = forecast(replace(plan, sync_fragments=1), profile, SPEC)
+        assert moved(met) == pytest.approx(moved(whole) / fragments)
         assert met.duration_s > alone.duration_s
+    others = [forecast(plan, profile, SPEC, fragment=fragment) for fragment in range(1, fragments)]
     for lane, counted in ((Resource.UPLOAD, estimate.puts), (Resource.DOWNLOAD, estimate.gets)):
-        many, few = (sum(t.kind.resource is lane for t in played.graph.tasks) for played in (met, alone))
-        assert counted == round(((steps - 1) * few + many) / steps)
+        many = sum(task.kind.resource is lane for played in (met, *others) for task in played.graph.tasks)
+        few = sum(task.kind.resource is lane for task in alone.graph.tasks)
+        assert counted == round(((steps - fragments) * few + many) / steps)
+
+
+def moved(played: Timeline) -> float:
+    """Bytes that replicas send for their meeting."""
+    sums = Kind.PUT_SPLIT, Kind.PUT_MERGED
+    return sum(event.payload_bytes for event in played.trace(run="r").events if Task.parse(event.task).kind in sums)
 
 
 @pytest.mark.parametrize("steps", [1, 8])

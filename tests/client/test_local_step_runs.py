@@ -16,7 +16,7 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
-from funcpipe.training.plain_rounds import LocalSteps, train_in_turn
+from funcpipe.training.plain_rounds import train_in_turn
 from funcpipe.worker import hand_over
 from tests.client import validated
 from tests.client.test_learning import STEADY, halted, job, run
@@ -26,30 +26,27 @@ DIVIDED: dict[str, Any] = {"shard_optimizer": True}
 
 
 def local(every: int | str = 4, stages: int = 2, replicas: int = 2, **plan: Any) -> Job:
-    made = job(stages, replicas, average=None, clip_grad_norm=0.5)
+    """Fragments are not clipped: a norm of doubles may differ in its last digit, as it is added stage by stage."""
+    clip = 0.5 if plan.get("sync_fragments", 1) == 1 else None
+    made = job(stages, replicas, average=None, clip_grad_norm=clip)
     return replace(made, plan=replace(made.plan, sync_every=every, outer_lr=0.8, outer_momentum=0.5, **plan))
 
 
 @functools.cache
-def expected(every: int | str = 4, replicas: int = 2) -> dict[str, Tensor]:
-    made = local(every, 2, replicas)
+def expected(every: int | str = 4, replicas: int = 2, **plan: Any) -> dict[str, Tensor]:
+    made = local(every, 2, replicas, **plan)
+    steps = made.local_steps()
+    assert steps is not None
     trained = train_in_turn(
-        network(),
-        made.graph,
-        data(),
-        all_steps(),
-        recipe=made.recipe,
-        seed=0,
-        replicas=replicas,
-        local=LocalSteps(sync_every=None if isinstance(every, str) else every, outer_lr=0.8, outer_momentum=0.5),
+        network(), made.graph, data(), all_steps(), recipe=made.recipe, seed=0, replicas=replicas, local=steps
     )
     return trained.state_dict()
 
 
 @functools.cache
-def quiet() -> dict[str, Tensor]:
+def quiet(fragments: int = 1) -> dict[str, Tensor]:
     """What replicas have that divide what they keep between meetings."""
-    return run(local(**DIVIDED)).state_dict()
+    return run(local(sync_fragments=fragments, **DIVIDED)).state_dict()
 
 
 @pytest.mark.parametrize("way", [{}, {"sync": Sync.STREAMED, "streams": Streams(3, 1, 2)}])
@@ -64,12 +61,13 @@ def assert_same_bits(result: RunResult, other: dict[str, Tensor]) -> None:
     assert all(torch.equal(tensor, other[name]) for name, tensor in result.state_dict().items())
 
 
-@pytest.mark.parametrize("divided", [False, True])
-def test_hand_overs_cost_no_bit(monkeypatch: pytest.MonkeyPatch, divided: bool) -> None:
+@pytest.mark.parametrize(("divided", "fragments"), [(False, 1), (True, 1), (False, 2), (True, 2)])
+def test_hand_overs_cost_no_bit(monkeypatch: pytest.MonkeyPatch, divided: bool, fragments: int) -> None:
     monkeypatch.setattr(hand_over, "leaves_at_s", lambda *_: 0.0)  # after one step each
-    result = run(local(shard_optimizer=divided), replace(STEADY, lifetime_s=600.0))
+    result = run(local(shard_optimizer=divided, sync_fragments=fragments), replace(STEADY, lifetime_s=600.0))
     assert sum(report.outcome is Outcome.HANDED_OVER for report in result.workers) == 4 * (len(result.losses) - 1)
-    assert_same_bits(result, quiet() if divided else expected())
+    assert_same_bits(result, quiet(fragments) if divided else expected(sync_fragments=fragments))
+    assert difference(result.state_dict(), expected(sync_fragments=fragments)) < 1e-12
 
 
 @pytest.mark.parametrize(
@@ -109,6 +107,22 @@ def test_so_does_one_that_divides_what_it_keeps(every: int, stages: int, replica
 
 
 @pytest.mark.parametrize("divided", [False, True])
+def test_a_halted_run_goes_on_with_the_same_fragments(divided: bool) -> None:
+    """After four steps the first fragment has met, and the second is in the middle of its round."""
+    before, storage = halted(local(4, sync_fragments=2, shard_optimizer=divided))
+    result = run(local(4, sync_fragments=2, shard_optimizer=divided), storage=storage, before=before)
+    assert difference(result.state_dict(), expected(4, sync_fragments=2)) < 1e-12
+    if not divided:
+        assert_same_bits(result, expected(4, sync_fragments=2))
+
+
+def test_it_does_not_with_other_fragments() -> None:
+    before, storage = halted(local(4, sync_fragments=2))
+    with pytest.raises(PlanError, match=r"after step 4, in the middle of a round of sync_every=4, .*sync_fragments"):
+        run(local(4, sync_fragments=4), storage=storage, before=before)
+
+
+@pytest.mark.parametrize("divided", [False, True])
 def test_what_is_kept_is_divided_from_the_end_of_a_round_on_or_not_any_more(divided: bool) -> None:
     before, storage = halted(local(4, shard_optimizer=divided))
     result = run(local(4, shard_optimizer=not divided), storage=storage, before=before)
@@ -138,18 +152,28 @@ def test_at_the_end_of_a_round_other_replicas_go_on() -> None:
     assert len(run(job(average=None, clip_grad_norm=0.5), storage=storage, before=before).losses) == len(all_steps())
 
 
-@pytest.mark.parametrize("killed", [None, ("put-gradient", 9)])
-def test_a_round_ends_before_each_validation(killed: tuple[str, int] | None) -> None:
+@pytest.mark.parametrize(
+    ("killed", "meets"),
+    [
+        (None, {"sync_every": "end"}),
+        (("put-gradient", 9), {"sync_every": "end"}),
+        (("put-gradient", 9), {"sync_every": 2, "sync_fragments": 2}),
+    ],
+)
+def test_a_round_ends_before_each_validation(killed: tuple[str, int] | None, meets: dict[str, Any]) -> None:
     """The model draws, and has running statistics. Six steps are validated after every second one."""
     made = validated.job(Validation(data=validated.held_out, every_steps=2))
-    plan = replace(made.plan, sync_every="end", outer_lr=0.8, outer_momentum=0.5)
+    plan = replace(made.plan, outer_lr=0.8, outer_momentum=0.5, **meets)
+    made = replace(made, plan=plan)
+    local_steps = made.local_steps()
+    assert local_steps is not None
     steps = list(made.batches.steps_from(0, made.epochs))
     trained = train_in_turn(
         *(validated.net(), made.graph, validated.data(), steps),
         recipe=made.recipe,
         seed=made.seed,
         replicas=plan.replicas,
-        local=LocalSteps(sync_every=None, outer_lr=0.8, outer_momentum=0.5),
+        local=local_steps,
         ends=(1, 3),
     )
     storage = MemoryStorage()
@@ -158,7 +182,7 @@ def test_a_round_ends_before_each_validation(killed: tuple[str, int] | None) -> 
         load_spec("local"), storage, faults_of=lambda number: faults if number == 3 else FunctionFaults()
     )
     with one_at_a_time():
-        result = validated.run(replace(made, plan=plan), storage, platform)
+        result = validated.run(made, storage, platform)
     assert difference(result.state_dict(), trained.state_dict()) < 1e-12
     assert [report.step for report in result.validations] == [2, 4, 6]
     found = validated.mean_loss(validated.net(), trained.state_dict(), validated.held_out())

@@ -205,7 +205,14 @@ def local_steps(
         return {}
     lr, momentum = st.floats(1e-6, 10), st.floats(0, 2)
     at_most = {"sync_every_at_most": draw(st.integers(1, 64))} if every == "auto" else {}
-    return {"sync_every": every, "outer_lr": draw(lr), "outer_momentum": draw(momentum), **at_most}
+    most = at_most.get("sync_every_at_most", 1) if isinstance(every, str) else every
+    return {
+        "sync_every": every,
+        "outer_lr": draw(lr),
+        "outer_momentum": draw(momentum),
+        "sync_fragments": draw(st.integers(1, most)),
+        **at_most,
+    }
 
 
 requests = st.builds(PlanRequest, profile=profiles(), spec=platforms())

@@ -66,7 +66,7 @@ def meeting_s(plan: Plan, number: int, profile: ModelProfile, spec: PlatformSpec
     """Seconds of a stage's exchange, none of which a backward hides."""
     stage, way = plan.stages[number], plan.ways[number]
     size = spec.size(stage.size)
-    summed = sum(layer.parameter_bytes for layer in profile.layers[stage.first : stage.stop])
+    summed = sum(layer.parameter_bytes for layer in profile.layers[stage.first : stage.stop]) / plan.sync_fragments
     seconds = sync_time_s(
         way.sync,
         gradient_bytes=plan.wire_sync.ratio * summed,
@@ -82,11 +82,13 @@ def meeting_s(plan: Plan, number: int, profile: ModelProfile, spec: PlatformSpec
 
 def price(plan: Plan, profile: ModelProfile, spec: PlatformSpec, steps: int) -> tuple[float, float, list[float]]:
     """Seconds and dollars of a mean step in rounds of so many, and megabytes of the stages' functions."""
-    each = evaluate(replace(plan, sync_every=1, outer_momentum=0.0, shard_optimizer=False), profile, spec)
+    summing = replace(plan, sync_every=1, outer_momentum=0.0, sync_fragments=1, shard_optimizer=False)
+    each = evaluate(summing, profile, spec)
     alone_s, met_s = step_times(plan, each, profile, spec)
-    mean_s = ((steps - 1) * alone_s + met_s) / steps if plan.replicas > 1 else alone_s
+    meetings = plan.sync_fragments
+    mean_s = ((steps - meetings) * alone_s + meetings * met_s) / steps if plan.replicas > 1 else alone_s
     puts, gets = (sum(counts) for counts in zip(*(sync_requests(w, plan.replicas) for w in plan.ways), strict=True))
-    requests_usd = each.request_usd - (1 - 1 / steps) * (puts * spec.price_put_usd + gets * spec.price_get_usd)
+    requests_usd = each.request_usd - (1 - meetings / steps) * (puts * spec.price_put_usd + gets * spec.price_get_usd)
     price_usd_s = plan.replicas * sum(spec.size(stage.size).price_usd_s for stage in plan.stages)
     kept = float(1 + (plan.outer_momentum > 0)) if plan.replicas > 1 else 0.0
     if plan.is_sharded:
@@ -142,17 +144,19 @@ def problem_of(seed: int, sync: Sync, steps: int, **changes: object) -> Problem:
 
 
 @pytest.mark.parametrize(
-    ("seed", "sync", "steps", "sharded"),
+    ("seed", "sync", "steps", "sharded", "fragments"),
     [
-        (0, Sync.PIPELINED, 4, False),
-        (1, Sync.STREAMED, 2, False),
-        (2, Sync.EXCHANGE, 32, False),
-        (3, Sync.THREE_PHASE, 2, False),
-        (5, Sync.PIPELINED, 2, True),
+        (0, Sync.PIPELINED, 4, False, 1),
+        (1, Sync.STREAMED, 2, False, 2),
+        (2, Sync.EXCHANGE, 32, False, 8),
+        (3, Sync.THREE_PHASE, 2, False, 1),
+        (5, Sync.PIPELINED, 2, True, 1),
     ],
 )
-def test_the_best_plan_is_that_of_all_priced_step_by_step(seed: int, sync: Sync, steps: int, sharded: bool) -> None:
-    problem = problem_of(seed, sync, steps, shard_optimizer=sharded)
+def test_the_best_plan_is_that_of_all_priced_step_by_step(
+    seed: int, sync: Sync, steps: int, sharded: bool, fragments: int
+) -> None:
+    problem = problem_of(seed, sync, steps, shard_optimizer=sharded, sync_fragments=fragments)
     found = exact(problem).solver
     assert found is not None
     assert found.objective == pytest.approx(best_priced(problem, steps), rel=1e-8)

@@ -75,4 +75,5 @@ def shapes(draw: st.DrawFn) -> StepShape:
         joint_loss=schedule is ScheduleKind.GPIPE and draw(st.booleans()),
         alone=draw(st.booleans()),
         meets=draw(st.booleans()),
+        fragments=draw(st.sampled_from([(), (0,), (1,), (0, 1, 2)])),
     )

@@ -137,7 +137,8 @@ def without(graph: Graph, gone: int) -> Graph:
 @given(shapes())
 def test_replicas_that_train_alone_meet_in_one_exchange_or_in_none(shape: StepShape) -> None:
     """Alone, no worker needs one of another replica, but for a loss of all; a meeting sums as gradients are summed."""
-    alone, meeting = (build_graph(replace(shape, alone=True, meets=meets, joint_loss=False)) for meets in (False, True))
+    shape = replace(shape, alone=True, joint_loss=False, fragments=())
+    alone, meeting = (build_graph(replace(shape, meets=meets)) for meets in (False, True))
     for task, needs in zip(alone.tasks, alone.needs, strict=True):
         assert {alone.tasks[need].replica for need in needs} <= {task.replica}
     if shape.replicas == 1:
@@ -149,8 +150,26 @@ def test_replicas_that_train_alone_meet_in_one_exchange_or_in_none(shape: StepSh
     added = {task for task in meeting.tasks if task.kind not in sums} - set(alone.tasks)
     assert {task.kind for task in added} <= {Kind.LOCAL_UPDATE, Kind.PUT_TIED_SUM, Kind.GET_TIED_SUM}
     ties = len(shape.routes.ties)
-    tied = {Task(*task[:5], part=ties + (task.part or 0)) for task in alone.tasks if "tied-sum" in task.kind.value}
+    tied = {task._replace(part=ties + (task.part or 0)) for task in alone.tasks if "tied-sum" in task.kind.value}
     assert {task for task in added if task.kind is not Kind.LOCAL_UPDATE} == tied
+
+
+@given(shapes())
+def test_fragments_meet_each_in_an_exchange_of_its_own(shape: StepShape) -> None:
+    """Which is that of all parameters; tied ones meet with the first fragment."""
+    whole = build_graph(replace(shape, alone=True, meets=True, joint_loss=False, fragments=()))
+    sums = (*(Kind.PUT_SPLIT, Kind.GET_SPLIT, Kind.MERGE, Kind.PUT_MERGED, Kind.GET_MERGED), Kind.FLATTEN)
+    for fragments in ((0,), (1,), (0, 2)):
+        graph = build_graph(replace(shape, alone=True, meets=True, joint_loss=False, fragments=fragments))
+        check(graph)
+        for fragment in fragments if shape.replicas > 1 else ():
+            own = [task for task in graph.tasks if task.fragment == fragment]
+            assert [task._replace(fragment=None) for task in own] == [task for task in whole.tasks if task.kind in sums]
+        beside = {task for task in graph.tasks if task.fragment is None}
+        gone = {task for task in whole.tasks if task.kind not in sums} - beside
+        assert {task.kind for task in gone} <= {Kind.PUT_TIED_SUM, Kind.GET_TIED_SUM}
+        assert beside <= set(whole.tasks)
+        assert not gone or 0 not in fragments
 
 
 def test_the_lanes_of_a_small_meeting() -> None:

@@ -30,6 +30,8 @@ def test_a_get_reads_what_its_peer_put() -> None:
     assert str(source_of(Task.parse("get-gradient.s0.r1.m3.p2"))) == "put-gradient.s2.r1.m3.p0"
     assert str(source_of(Task.parse("get-split.s0.r1.p2.k1"))) == "put-split.s0.r2.k1"
     assert str(source_of(Task.parse("get-merged.s0.r1.p2.k2"))) == "put-merged.s0.r2.k2"
+    assert str(source_of(Task.parse("get-split.s0.r1.p2.k1.f0"))) == "put-split.s0.r2.k1.f0"
+    assert str(source_of(Task.parse("get-merged.s0.r1.p2.k2.f3"))) == "put-merged.s0.r2.k2.f3"
 
 
 def test_what_is_no_get_reads_nothing() -> None:

@@ -49,6 +49,20 @@ def test_a_replica_that_is_killed_repeats_its_own_steps(
     assert "goes back to its stage's checkpoint" not in caplog.text, "replicas agree on what they share in a round too"
 
 
+@pytest.mark.parametrize(
+    ("killed", "last", "every", "wire"),
+    [
+        ("s0.r1", "00000001/put-split", 1, Wire.INT8),  # while the second fragment meets
+        ("s1.r0", "00000002/put-gradient", 2, Wire.FP32),  # between two meetings, when one fragment has begun anew
+        ("s0.r0", "00000005/put-merged.*f1", 2, Wire.INT8),  # where both meet, each by itself
+        pytest.param("s1.r1", "00000005/put-split.*f0", 3, Wire.FP32, marks=pytest.mark.long),
+        pytest.param("s1.r0", "00000003/put-merged", 1, Wire.INT8, marks=pytest.mark.long),
+    ],
+)
+def test_so_does_one_whose_parameters_meet_in_fragments(killed: str, last: str, every: int, wire: Wire) -> None:
+    train(Killing(f"/messages/{killed}/{last}"), wire, every=every, sync_fragments=2)
+
+
 @pytest.mark.parametrize("every", [1, 4])
 def test_who_waits_for_a_meeting_waits_on_while_others_report_steps(every: int) -> None:
     """A replica may be many steps behind; between replicas that meet in every step, only new functions excuse that."""

@@ -48,9 +48,8 @@ def job_of(plan: Plan, optimizer: Callable[..., Any] = momentum, *, epochs: int 
 
 def in_turn(job: Job, add: Callable[[Sequence[Tensors]], Tensors] = added_in_order) -> nn.Module:
     """What the reference has after the steps of `job`."""
-    plan = job.plan
-    assert plan.sync_every != 1
-    every = None if isinstance(plan.sync_every, str) else plan.sync_every
+    plan, local = job.plan, job.local_steps()
+    assert local is not None
     return train_in_turn(
         model(plan.wire_sync),
         job.graph,
@@ -59,7 +58,7 @@ def in_turn(job: Job, add: Callable[[Sequence[Tensors]], Tensors] = added_in_ord
         recipe=job.recipe,
         seed=job.seed,
         replicas=plan.replicas,
-        local=LocalSteps(sync_every=every, outer_lr=plan.outer_lr, outer_momentum=plan.outer_momentum),
+        local=local,
         add=add,
     )
 
@@ -91,6 +90,36 @@ def test_every_way_of_summing_has_the_bits_of_the_reference(
     assert_equal_to_the_reference(run_workers(job, MemoryStorage()), job)
 
 
+@pytest.mark.parametrize(
+    ("way", "replicas", "every", "fragments", "options"),
+    [
+        (WAYS[4], 2, 4, 2, {"outer_lr": 0.7, "outer_momentum": 0.9}),
+        (WAYS[1], 4, 2, 2, {}),
+        (WAYS[3], 2, 5, 3, {"outer_momentum": 0.5}),
+        pytest.param(WAYS[0], 2, 3, 3, {"outer_lr": 0.8}, marks=pytest.mark.long),
+        pytest.param(WAYS[2], 4, 6, 4, {"outer_momentum": 0.5}, marks=pytest.mark.long),
+    ],
+)
+def test_fragments_meet_at_their_own_steps_as_in_the_reference(
+    way: tuple[Sync, Streams | None], replicas: int, every: int, fragments: int, options: Any
+) -> None:
+    """Stages have a few parameters each, so that some of many fragments hold none."""
+    job = job_of(local_plan(way, replicas, sync_every=every, sync_fragments=fragments, **options), adam, epochs=3)
+    assert_equal_to_the_reference(run_workers(job, MemoryStorage()), job)
+    whole = replace(job, plan=replace(job.plan, sync_fragments=1))
+    together, apart = in_turn(whole).state_dict(), in_turn(job).state_dict()
+    assert any(not torch.equal(values, apart[name]) for name, values in together.items())
+
+
+@pytest.mark.parametrize("wire", [Wire.BF16, Wire.INT8])
+def test_fragments_are_rounded_each_by_itself(wire: Wire) -> None:
+    """In 8 bits each keeps its own errors, in blocks that begin with it, also where all meet."""
+    job = job_of(local_plan(WAYS[4], 2, wire, sync_every=4, sync_fragments=2, outer_momentum=0.5), epochs=3)
+    workers = run_workers(job, MemoryStorage())
+    add = rounded_to_bf16 if wire is Wire.BF16 else rounded_to_int8(workers, job.plan)
+    assert_equal_to_the_reference(workers, job, add)
+
+
 def rounded_to_bf16(contributions: Sequence[Tensors]) -> Tensors:
     """The rounded sum of what each replica contributes, rounded."""
     through = [{name: values.bfloat16().float() for name, values in one.items()} for one in contributions]
@@ -101,12 +130,15 @@ def rounded_to_int8(workers: dict[str, Worker], plan: Plan) -> Callable[[Sequenc
     """The same in 8 bits: each stage cuts its own parameters into blocks, and what rounding takes is fed back."""
     parameters = dict(model(plan.wire_sync).named_parameters())
     held = [workers[f"s{stage}.r0"].computation.state().tensors for stage in range(len(plan.stages))]
-    stages = [[i for i, name in enumerate(parameters) if f"model/{name}" in own] for own in held]
-    sums = Int8Sums(stages, [p.numel() for p in parameters.values()])
+    fragments: dict[tuple[str, ...], Int8Sums] = {}
 
     def add(contributions: Sequence[Tensors]) -> Tensors:
-        total = sums([[one[name] for name in parameters] for one in contributions])
-        return {name: values for name, values in zip(parameters, total, strict=True) if values is not None}
+        names = tuple(contributions[0])
+        if names not in fragments:  # each has blocks and errors of its own
+            stages = [[i for i, name in enumerate(names) if f"model/{name}" in own] for own in held]
+            fragments[names] = Int8Sums([own for own in stages if own], [parameters[name].numel() for name in names])
+        total = fragments[names]([[one[name] for name in names] for one in contributions])
+        return {name: values for name, values in zip(names, total, strict=True) if values is not None}
 
     return add
 
@@ -133,14 +165,17 @@ def test_each_replica_clips_by_its_own_norm_and_steps_its_own_schedule(replicas:
     assert_equal_to_the_reference(run_workers(by_value, MemoryStorage()), by_value)
 
 
-@pytest.mark.parametrize("wire", [Wire.FP32, Wire.INT8])
-def test_copies_of_tied_parameters_stay_equal_though_one_stage_sums_them(wire: Wire) -> None:
-    """In a step, tied parameters sum over the stages of their replica; where replicas meet, their first holder does."""
+@pytest.mark.parametrize(("wire", "fragments"), [(Wire.FP32, 1), (Wire.INT8, 1), (Wire.FP32, 2)])
+def test_copies_of_tied_parameters_stay_equal_though_one_stage_sums_them(wire: Wire, fragments: int) -> None:
+    """In a step, tied parameters sum over the stages of their replica; where replicas meet, their first holder does.
+
+    They are in the first fragment of all stages that hold them.
+    """
     torch.manual_seed(4)
     made = test_ties.TiedThrice().double() if wire is Wire.FP32 else test_ties.TiedThrice()
     ids = torch.zeros(2, 3, dtype=torch.long)
     plan = even_plan(made, (ids,), stages=3, replicas=2, micro_batch=2, micro_batches=2, wire_sync=wire)
-    plan = replace(plan, sync_every=2, outer_lr=0.8, outer_momentum=0.6)
+    plan = replace(plan, sync_every=2, outer_lr=0.8, outer_momentum=0.6, sync_fragments=fragments)
     job = make_job(
         copy.deepcopy(made), plan, test_ties.data, loss=test_ties.loss, optimizer=momentum, clip_grad_norm=1.0
     )
@@ -151,7 +186,8 @@ def test_copies_of_tied_parameters_stay_equal_though_one_stage_sums_them(wire: W
     assert all(torch.equal(one, tied[0]) for one in tied)
     if wire is Wire.FP32:
         steps = list(job.batches.steps_from(0, 1))
-        local = LocalSteps(sync_every=2, outer_lr=0.8, outer_momentum=0.6)
+        local = job.local_steps()
+        assert local is not None
         trained = train_in_turn(
             made, job.graph, test_ties.data(), steps, recipe=job.recipe, seed=0, replicas=2, local=local
         )
@@ -191,9 +227,9 @@ class LocalInTurn(InTurn):
         for worker in row:
             worker.local_update()
             worker.flatten()
-        total = reduce(torch.add, [worker.vector.vector for worker in row])
+        total = reduce(torch.add, [worker.vector().vector for worker in row])
         for worker in row:
-            worker.vector.vector.copy_(total)
+            worker.vector().vector.copy_(total)
             worker.update()
 
 
@@ -227,7 +263,7 @@ def test_each_replica_draws_the_numbers_of_its_micro_batches_and_runs_hooks_on_i
         recipe=Recipe(loss=F.cross_entropy, optimizer=adam, clip_grad_norm=0.5),
         seed=0,
         replicas=replicas,
-        local=LocalSteps.of(plan),
+        local=LocalSteps.of(plan, {}),
     )
     cut = LocalInTurn(plain, even_bounds(plain.graph, 2), replicas, meetings=Meetings(plan=plan, steps=len(steps)))
     found, expected = cut.train(), plain.run().end

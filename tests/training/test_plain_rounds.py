@@ -2,7 +2,9 @@
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -151,16 +153,66 @@ def test_running_statistics_are_those_of_one_process_and_parameters_those_by_han
 
 
 @at_most(30)
-@given(st.integers(0, 30), st.none() | st.integers(1, 8), st.sets(st.integers(0, 30)))
-def test_rounds_hold_every_step_once_and_end_where_they_must(count: int, every: int | None, ends: set[int]) -> None:
+@given(st.integers(0, 30), st.none() | st.integers(1, 8), st.sets(st.integers(0, 30)), st.integers(1, 4))
+def test_rounds_hold_every_step_once_and_end_where_they_must(
+    count: int, every: int | None, ends: set[int], fragments: int
+) -> None:
     steps = [Step(number=number, epoch=0, micro_batches=((0,),)) for number in range(count)]
-    rounds = list(LocalSteps(sync_every=every).rounds(steps, ends))
-    assert [step for part in rounds for step in part] == steps
-    for part in rounds:
-        assert every is None or len(part) <= every
-        assert not {step.number for step in part[:-1]} & ends
-        is_full = every is not None and len(part) == every
-        assert is_full or part[-1].number in ends or part[-1] is steps[-1]
+    met = list(LocalSteps(sync_every=every, fragments=fragments).meetings(steps, ends))
+    assert [step for step, _ in met] == steps
+    for fragment in range(fragments):
+        after = [step.number for step, numbers in met if fragment in numbers]
+        assert after[-1:] == [step.number for step in steps[-1:]]
+        assert {number for number in ends if number < count} <= set(after)
+        lengths = {number: number - before for before, number in pairwise([-1, *after])}
+        for number, length in lengths.items():
+            assert every is None or length <= every
+            is_first = number - length + 1 == 0 or number - length in ends
+            assert length == every or is_first or number in ends or number == count - 1
+
+
+@pytest.mark.parametrize(("every", "fragments"), [(4, 2), (5, 3), (2, 2)])
+def test_fragments_meet_as_written_by_hand(every: int, fragments: int) -> None:
+    """Each at its own steps, with its own outer momentum; and all in the end, and after step 2."""
+    names = [name for name, _ in network().named_parameters()]
+    number = {name: place % fragments for place, name in enumerate(names)}
+    expected = by_hand_in_fragments(every, fragments, number, end=2)
+    local = LocalSteps(sync_every=every, outer_lr=0.7, outer_momentum=0.9, fragments=fragments, fragment_of=number)
+    found = in_turn(network, 2, local, recipe_of(ADAMW), ends=(2,))
+    assert difference(found.state_dict(), expected.state_dict()) < 1e-12
+    whole = in_turn(network, 2, replace(local, fragments=1, fragment_of={}), recipe_of(ADAMW), ends=(2,))
+    assert difference(whole.state_dict(), expected.state_dict()) > 1e-6
+
+
+def by_hand_in_fragments(every: int, fragments: int, number: dict[str, int], *, end: int) -> nn.Module:
+    """Two replicas; an outer optimiser for each fragment, which steps after steps that are written down here."""
+    after = {  # the steps of each fragment between the ends, which all have
+        (4, 2): ([6], [1, 4]),
+        (5, 3): ([7], [0, 3], [5]),
+        (2, 2): ([1, 4, 6], [0, 3, 5, 7]),
+    }[every, fragments]
+    models, met = [network(), network()], network()
+    inner = [ADAMW(model.parameters()) for model in models]
+    own = [[p for name, p in met.named_parameters() if number[name] == f] for f in range(fragments)]
+    outer = [optim.SGD(some, lr=0.7, momentum=0.9, nesterov=True) if some else None for some in own]
+    places = {id(p): name for name, p in met.named_parameters()}
+    for place, step in enumerate(STEPS):
+        for rank, model in enumerate(models):
+            inner[rank].zero_grad()
+            add_gradients(model, [[i for indices in step.micro_batches[rank::2] for i in indices]])
+            inner[rank].step()
+        for fragment, optimizer in enumerate(outer):
+            if optimizer is None or not (place in after[fragment] or place in (end, len(STEPS) - 1)):
+                continue
+            for theta in own[fragment]:
+                others = [model.get_parameter(places[id(theta)]).detach() for model in models]
+                theta.grad = theta.detach() - torch.stack(others).mean(0)
+            optimizer.step()
+            with torch.no_grad():
+                for theta in own[fragment]:
+                    for model in models:
+                        model.get_parameter(places[id(theta)]).copy_(theta)
+    return met
 
 
 def test_contributions_may_be_rounded_on_their_way() -> None:

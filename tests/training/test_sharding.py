@@ -212,6 +212,11 @@ def test_any_sizes_rounds_and_replicas_give_the_bits_and_the_traffic_of_sums(
                 assert found.detach().numpy().tobytes() == expected.detach().numpy().tobytes()
 
 
+def after_merge(update: Any, fragment: int, round_number: int, values: torch.Tensor) -> None:
+    assert fragment == 0, "gradients are not summed in fragments"
+    update(round_number, values)
+
+
 def run(graph: Any, chosen: Any, flats: list[FlatGradient], order: list[int], merged: list[Any]) -> list[Any]:
     """Do the tasks of a synchronisation; the traffic of each replica."""
     shared = MemoryStorage()
@@ -219,7 +224,7 @@ def run(graph: Any, chosen: Any, flats: list[FlatGradient], order: list[int], me
     doers = []
     for replica, store in enumerate(stores):
         channel = Channel(store, ArrivalEstimator(deadline_s=0.001), run_key=RUN_KEY, cancel=threading.Event())
-        hook = {} if merged[replica] is None else {"after_merge": merged[replica]}
+        hook = {} if merged[replica] is None else {"after_merge": partial(after_merge, merged[replica])}
         doers.append(Synchronisation(channel, chosen, replica, str, **hook))
     pieces = [GradientChunks(flat.vector, chosen, flat.layout.head) for flat in flats]
     for position in order:

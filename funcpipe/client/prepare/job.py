@@ -37,6 +37,7 @@ from funcpipe.training.batches import Batches, ShardedSamples, sharded_samples
 from funcpipe.training.data import LoadedBatch, MapDataset, load_batch
 from funcpipe.training.data_source import Data, DataSource, LoaderOptions, PreparedData
 from funcpipe.training.first_batch import FirstBatch
+from funcpipe.training.fragments import fragments_by_name
 from funcpipe.training.optimizers import ParameterShape, trainable_shapes
 from funcpipe.training.output_cache import BatchLayout
 from funcpipe.training.parameter_hooks import check_hooks
@@ -151,6 +152,13 @@ class Job:
         """The training data as it is sent. Raises DataError."""
         return sendable(self.dataset, self.loading)
 
+    def local_steps(self) -> LocalSteps | None:
+        """How often replicas that train alone meet; None where they do not train alone."""
+        plan, named = self.plan, dict[str, int]()
+        if plan.trains_locally and plan.sync_fragments > 1:
+            named = fragments_by_name(self.graph, plan, self.recipe.loss)
+        return LocalSteps.of(plan, named)
+
     @in_turn()
     def plain_training(self, model: nn.Module) -> PlainTraining:
         """The first epoch of this job as plain PyTorch does it to `model`, from which the graph was made."""
@@ -166,7 +174,7 @@ class Job:
             collate=self.loading.collate,
             layout=self.layout,
             replicas=self.plan.replicas,
-            local=LocalSteps.of(self.plan),
+            local=self.local_steps(),
         )
 
 

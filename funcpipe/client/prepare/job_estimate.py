@@ -20,6 +20,7 @@ from funcpipe.core import (
     PlatformSpec,
     RunLimits,
     prices_of,
+    shift_of,
 )
 from funcpipe.core.settings import leaves_at_s, overlap_s
 from funcpipe.core.texts import time_text
@@ -167,8 +168,14 @@ class _JobCosts:
         plan, steps, met_s = self._plan, self._shape.steps, self._iteration.meeting_s
         if met_s is None:
             return 0.0
-        share = meeting_share(plan.sync_every, plan.replicas)
-        meetings = min(1, steps) if isinstance(plan.sync_every, str) else -(-steps // plan.sync_every)
+        every, fragments = plan.sync_every, plan.sync_fragments
+        share = meeting_share(every, plan.replicas, fragments)
+        if share == 1:
+            return 0.0
+        meetings = min(fragments, steps)  # with the last step
+        if not isinstance(every, str):
+            shifts = [shift_of(fragment, sync_every=every, fragments=fragments) for fragment in range(fragments)]
+            meetings += sum(len(range(shift or every, steps, every)) for shift in shifts)
         return (meetings - share * steps) * (met_s - self._step_s) / (1 - share)
 
     def _validation(self) -> JobItem:

@@ -127,7 +127,8 @@ def plan_setting(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Setti
         stores=plan.stores,
         joint_bytes=profile.joint_bytes if plan.joint_loss else None,
         alone=plan.trains_locally,
-        meeting_share=meeting_share(plan.sync_every, plan.replicas),
+        meeting_share=meeting_share(plan.sync_every, plan.replicas, plan.sync_fragments),
+        fragments=plan.sync_fragments if plan.trains_locally else 1,
     )
 
 

@@ -11,6 +11,7 @@ and sends the sum. In one stage [0, 4) they are merely counted twice by the sum 
 
 from collections import defaultdict
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 
@@ -161,11 +162,13 @@ class Loads:
         return self.parameter_bytes - self.ties.borrowed_bytes
 
 
-def meeting_share(sync_every: int | str, replicas: int) -> float:
-    """The share of steps after which so many replicas meet; all of them where they sum gradients, or one trains."""
+def meeting_share(sync_every: int | str, replicas: int, fragments: int = 1) -> float:
+    """The share of steps after which so many replicas meet, on one of so many `fragments`; all of them where they sum
+    gradients, or one trains.
+    """
     if replicas == 1:
         return 1.0
-    return 1 / (STEPS_OF_ONE_ROUND if isinstance(sync_every, str) else sync_every)
+    return fragments / (STEPS_OF_ONE_ROUND if isinstance(sync_every, str) else sync_every)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +184,8 @@ class Setting:
     is what outputs and targets of a micro-batch take, where the loss is computed for the whole global batch; else None.
 
     Where replicas train alone between meetings, `meeting_share` is the share of steps that end with one, and `alone` is
-    true: then they exchange what their optimisers have made of the parameters, and begin when these are done.
+    true: then they exchange what their optimisers have made of the parameters, and begin when these are done. In a
+    meeting they exchange one of so many `fragments` of a stage's parameters, all of which are taken to be as large.
     """
 
     micro_batches: int
@@ -201,6 +205,7 @@ class Setting:
     joint_bytes: int | None = None
     alone: bool = False
     meeting_share: float = 1.0
+    fragments: int = 1
 
     @cached_property
     def message_store(self) -> StoreSpec:
@@ -240,6 +245,10 @@ class Setting:
         """
         return 1.0 if self.sharded else self.sync_wire_ratio
 
+    def exchanged_bytes(self, summed_bytes: Any) -> Any:
+        """Of `summed_bytes`, which stages sum, those that they sum at once: all, or a fragment."""
+        return summed_bytes / self.fragments
+
     @property
     def loading_s(self) -> float:
         """The least seconds of an iteration: what a function needs to load the data of its micro-batches."""
@@ -252,8 +261,10 @@ class Setting:
 
     @property
     def lone_share(self) -> float:
-        """The share of steps that end with a meeting of replicas that train alone; 0 where they do not."""
-        return self.meeting_share if self.alone else 0.0
+        """The share of steps that end with a meeting on the first fragment of replicas that train alone; 0 where they
+        do not.
+        """
+        return self.meeting_share / self.fragments if self.alone else 0.0
 
     @property
     def meeting_repeats(self) -> float:

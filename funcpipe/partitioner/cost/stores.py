@@ -175,8 +175,8 @@ def _along_stages(of_ways: list[Array]) -> Array:
 
 def sync_bytes(way: SyncWay, loads: Loads, setting: Setting) -> tuple[Array, Array]:
     """Bytes that all replicas of each stage send and receive in one synchronisation."""
-    gradient_bytes = setting.sync_wire_ratio * loads.summed_bytes
-    merged_bytes = setting.merged_wire_ratio * loads.summed_bytes
+    exchanged = setting.exchanged_bytes(loads.summed_bytes)
+    gradient_bytes, merged_bytes = setting.sync_wire_ratio * exchanged, setting.merged_wire_ratio * exchanged
     sent, received = sync_bytes_each(way.sync, setting.replicas, gradient_bytes, merged_bytes)
     return setting.replicas * sent, setting.replicas * received
 
@@ -254,12 +254,12 @@ def way_fits(way: SyncWay, loads: Loads, setting: Setting) -> BoolArray:
 
 def ways_fit(ways: tuple[SyncWay, ...], loads: Loads, setting: Setting) -> BoolArray:
     """The same for each of several ways, along a last axis."""
-    largest, summed_bytes = setting.sum_store.largest_bytes, loads.summed_bytes[..., None]
+    largest, exchanged = setting.sum_store.largest_bytes, setting.exchanged_bytes(loads.summed_bytes)[..., None]
     if largest is None or setting.replicas == 1:
-        return np.ones((*summed_bytes.shape[:-1], len(ways)), dtype=bool)
+        return np.ones((*exchanged.shape[:-1], len(ways)), dtype=bool)
     raw, merged = _largest_shares(ways, setting.replicas)
     share = np.maximum(raw * setting.sync_wire_ratio, merged * setting.merged_wire_ratio)
-    fits: BoolArray = share * summed_bytes <= largest
+    fits: BoolArray = share * exchanged <= largest
     return fits
 
 

@@ -110,10 +110,11 @@ def sync_times(loads: Loads, setting: Setting, *, workers: int, way: SyncWay | N
     up, down = link(loads, setting.sum_store, workers)
     tied_s, backward_s = tied_times(loads, setting, up, down)
     way = setting.way if way is None else way
+    exchanged = setting.exchanged_bytes(loads.summed_bytes)
     return tied_s + setting.meeting_share * sync_time_s(
         way.sync,
-        gradient_bytes=setting.sync_wire_ratio * loads.summed_bytes,
-        merged_bytes=setting.merged_wire_ratio * loads.summed_bytes,
+        gradient_bytes=setting.sync_wire_ratio * exchanged,
+        merged_bytes=setting.merged_wire_ratio * exchanged,
         replicas=setting.replicas,
         upload_bytes_s=up,
         download_bytes_s=down,
@@ -127,7 +128,8 @@ def way_table(loads: Loads, setting: Setting, *, workers: int) -> WayTable:
     """The ways of all stages of `loads` on all sizes."""
     ways = ways_of(setting)
     up, down = link(loads, setting.sum_store, workers)
-    columns = np.broadcast_arrays(loads.summed_bytes, up, down, *tied_times(loads, setting, up, down))
+    exchanged = setting.exchanged_bytes(loads.summed_bytes)
+    columns = np.broadcast_arrays(exchanged, up, down, *tied_times(loads, setting, up, down))
     stages, sizes = columns[0].shape
     rows, example, row = np.unique(
         np.stack([column.ravel() for column in columns]), axis=1, return_index=True, return_inverse=True

@@ -161,10 +161,11 @@ def _add_sync(m: pyo.ConcreteModel, programme: ChainProgramme) -> None:
 def _sync_s(programme: ChainProgramme, s: int, j: int, gradient_mb: float) -> float:
     """Seconds in which replicas on size j synchronise `gradient_mb` under setting s."""
     setting, size = programme.settings[s], programme.problem.spec.sizes[j]
+    exchanged = setting.exchanged_bytes(gradient_mb * MB)
     seconds = sync_time_s(
         setting.way.sync,
-        gradient_bytes=setting.sync_wire_ratio * gradient_mb * MB,
-        merged_bytes=setting.merged_wire_ratio * gradient_mb * MB,
+        gradient_bytes=setting.sync_wire_ratio * exchanged,
+        merged_bytes=setting.merged_wire_ratio * exchanged,
         replicas=setting.replicas,
         upload_bytes_s=size.upload_bytes_s,
         download_bytes_s=size.download_bytes_s,

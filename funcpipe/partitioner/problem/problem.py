@@ -183,7 +183,7 @@ class Problem:
             return ((self.training.sync or Sync.PIPELINED, None),)
         size, store = self.spec.sizes[len(self.spec.sizes) // 2], self.spec.store(self.stores.sums)
         most = math.inf if store.bytes_s is None else store.bytes_s
-        quarter = self.profile.summed_bytes(0, len(self.profile.layers)) / 4
+        quarter = self.profile.summed_bytes(0, len(self.profile.layers)) / 4 / self.training.sync_fragments
         ratio, sharded = self.training.wire_sync.ratio, self.training.shard_optimizer
         chosen = [
             choose(
@@ -242,7 +242,8 @@ class Problem:
             stores=self.stores,
             joint_bytes=self._joint_bytes,
             alone=self.training.trains_locally and replicas > 1,
-            meeting_share=meeting_share(self.training.sync_every, replicas),
+            meeting_share=meeting_share(self.training.sync_every, replicas, self.training.sync_fragments),
+            fragments=self.training.sync_fragments if replicas > 1 else 1,
         )
 
     @property
