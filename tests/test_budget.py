@@ -26,31 +26,31 @@ ROOMS = {
     "analysis": Size(365, 5, 18),
     "api": Size(517, 8, 12),
     "cli": Size(2106, 13, 105),
-    "client": Size(4528, 50, 180),
-    "comm": Size(1164, 23, 48),
-    "core": Size(3104, 124, 206),
+    "client": Size(4686, 51, 186),
+    "comm": Size(1218, 23, 53),
+    "core": Size(3130, 127, 209),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),
-    "model": Size(5732, 92, 234),
+    "model": Size(5742, 92, 234),
     "neighbours": Size(3743, 72, 196),
-    "partitioner": Size(5276, 69, 251),
+    "partitioner": Size(5277, 69, 251),
     "platforms": Size(5723, 94, 226),
     "profiler": Size(849, 10, 36),
-    "runstate": Size(2391, 38, 125),
+    "runstate": Size(2472, 40, 130),
     "scheduler": Size(1332, 26, 44),
     "show": Size(1649, 11, 92),
-    "sweep": Size(1187, 23, 23),
+    "sweep": Size(1190, 23, 23),
     "testing": Size(723, 18, 21),
-    "training": Size(5357, 101, 193),
-    "worker": Size(2185, 37, 44),
+    "training": Size(5376, 101, 193),
+    "worker": Size(2188, 37, 44),
 }
 """The budget of each folder of `funcpipe`."""
 
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 80_500, 82, 19
+MODULES, LINES, EXPORTED, VERBS = 591, 80_720, 82, 19
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

@@ -281,7 +281,7 @@ class Training(Evaluating):
             prepared = self._prepare(session, dataset, plan, order, settings=settings)
             job = prepared.job
             result = launch(prepared)
-            found = named_tensors(self.model) | result.tensors | below_loss(result.loss.tensors)
+            found = {**named_tensors(self.model), **result.tensors, **below_loss(result.loss.tensors)}
         return verify_run(found, job.plain_training(self.model), steps=job.steps, tolerance=tolerance)
 
     def _begun(self) -> Learned | None:

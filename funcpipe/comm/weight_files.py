@@ -1,4 +1,4 @@
-"""Tensors in safetensors files in object storage: read one by one, by ranges of bytes.
+"""Tensors in safetensors files in object storage: read one by one, by ranges of bytes; and files of such tensors.
 
     8 bytes: length of the header | header, JSON | the bytes of all tensors, one after another
 
@@ -10,14 +10,15 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import groupby
+from dataclasses import dataclass, replace
+from itertools import accumulate, groupby
 
 import torch
 from torch import Tensor
 
+from funcpipe.core import WeightFile
 from funcpipe.errors import CorruptMessage, DataError, KeyMissing, StorageError
 from funcpipe.platforms.base import OpenStorage, RequestMeter, Storage
 
@@ -48,31 +49,20 @@ DTYPES = {
 }
 """The dtypes by the names that the format has for them."""
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WeightFile:
-    """The object `key` in the storage at `url`, whose first `header_bytes` have the SHA-256 `header_sha256`."""
-
-    url: str
-    key: str
-    header_bytes: int
-    header_sha256: str
-
-    @property
-    def place(self) -> str:
-        """The file in words, without what its URL may hold besides."""
-        return f"{self.url.partition('?')[0].rstrip('/')}/{self.key}"
+NAMES = {dtype: name for name, dtype in DTYPES.items()}
+"""The names of these dtypes in the format."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
-    """A tensor that takes the bytes [start, stop) of `file`."""
+    """A tensor that takes the bytes [start, stop) of `file`, which have that SHA-256 where it is known."""
 
     file: WeightFile
     dtype: torch.dtype
     shape: tuple[int, ...]
     start: int
     stop: int
+    sha256: str = ""
 
 
 def read_header(storage: Storage, url: str, key: str) -> dict[str, StoredTensor]:
@@ -121,14 +111,108 @@ def fill(
     """Read stored tensors into tensors of their shapes and dtypes; return the bytes that were read.
 
     `open_storage` opens the storage of each file, and `meter` counts the requests. Raises CorruptMessage for a file
-    that is not the one whose header was read before.
+    that is not the one whose header was read before, and for a tensor with another SHA-256.
     """
-    by_file = {file: list(pairs) for file, pairs in groupby(sorted(targets, key=_place), lambda pair: pair[0].file)}
+    given = [(stored, tensor, _in_order(tensor)) for stored, tensor in targets]
+    pairs = sorted([(stored, place) for stored, _, place in given], key=_place)
+    by_file = {file: list(own) for file, own in groupby(pairs, lambda pair: pair[0].file)}
     storages = {url: open_storage(url, first_s=None, meter=meter) for url in dict.fromkeys(f.url for f in by_file)}
     with ThreadPoolExecutor(_AT_ONCE) as threads:
         list(threads.map(lambda file: _check(storages[file.url], file), by_file))
-        jobs = [(storages[file.url], file, read) for file, pairs in by_file.items() for read in _reads(pairs)]
-        return sum(threads.map(lambda job: _read(*job), jobs))
+        jobs = [(storages[file.url], file, read) for file, own in by_file.items() for read in _reads(own)]
+        read = sum(threads.map(lambda job: _read(*job), jobs))
+    for stored, tensor, place in given:
+        if stored.sha256 and sha256_of(place) != stored.sha256:
+            raise CorruptMessage(f"{stored.file.place} is damaged: a tensor of it has another SHA-256")
+        if place.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(place)
+    return read
+
+
+def read_tensor(stored: StoredTensor, open_storage: OpenStorage) -> Tensor:
+    """Return a stored tensor. Raises as `fill` does."""
+    tensor = torch.empty(stored.shape, dtype=stored.dtype)
+    fill([(stored, tensor)], open_storage)
+    return tensor
+
+
+def below(tensor: StoredTensor, folder: str) -> StoredTensor:
+    """Return `tensor`, in `folder` if it is in a file of the run that is called by its name alone."""
+    file = tensor.file
+    if file.url or "/" in file.key:
+        return tensor
+    return replace(tensor, file=replace(file, key=folder + file.key))
+
+
+def opening(storage: Storage, open_storage: OpenStorage) -> OpenStorage:
+    """Return what opens the storage of a file of a base: `storage` is that of the run."""
+
+    def opened(url: str, **given: object) -> Storage:
+        return open_storage(url, **given) if url else storage  # type: ignore[arg-type]
+
+    return opened
+
+
+def _in_order(tensor: Tensor) -> Tensor:
+    """`tensor`, or room for its elements in order if they are in no order here."""
+    plain = tensor.detach()
+    return plain if plain.is_contiguous() else torch.empty(plain.shape, dtype=plain.dtype)
+
+
+def sha256_of(tensor: Tensor) -> str:
+    """Return the SHA-256 of the bytes of `tensor` as a file has them."""
+    return hashlib.sha256(_raw(tensor)).hexdigest()
+
+
+def _raw(tensor: Tensor) -> memoryview:
+    plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
+    return plain.view(torch.uint8).numpy().data if plain.numel() else memoryview(b"")
+
+
+@dataclass(frozen=True, eq=False)
+class TensorFile:
+    """A safetensors file with this `header`, and after it the `tensors` in order; it is called by the header's SHA-256,
+    and the header has that of each tensor.
+    """
+
+    header: bytes
+    tensors: Sequence[Tensor]
+
+    @property
+    def name(self) -> str:
+        """The name of the file, which says what is in it."""
+        return f"{hashlib.sha256(self.header).hexdigest()}.safetensors"
+
+    def contents(self) -> bytes:
+        """Return the file."""
+        return b"".join([self.header, *map(_raw, self.tensors)])
+
+
+def make_file(tensors: Mapping[str, Tensor]) -> tuple[TensorFile, dict[str, StoredTensor]]:
+    """Return the file of `tensors`, which have dtypes that the format has, and their places in it, by name."""
+    ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
+    digests = {name: sha256_of(tensor) for name, tensor in ordered}
+    ends = list(accumulate((tensor.numel() * tensor.dtype.itemsize for _, tensor in ordered), initial=0))
+    entries: dict[str, object] = {_META: {"sha256": json.dumps(digests)}}
+    for (name, tensor), start, stop in zip(ordered, ends, ends[1:], strict=False):
+        entries[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, stop]}
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    file = TensorFile(_LENGTH.pack(len(text)) + text, [tensor for _, tensor in ordered])
+    digest = file.name.partition(".")[0]
+    place = WeightFile(url="", key=file.name, header_bytes=len(file.header), header_sha256=digest)
+    begin = len(file.header)
+    return file, {
+        name: StoredTensor(
+            file=place,
+            dtype=tensor.dtype,
+            shape=tuple(tensor.shape),
+            start=begin + start,
+            stop=begin + stop,
+            sha256=digests[name],
+        )
+        for (name, tensor), start, stop in zip(ordered, ends, ends[1:], strict=False)
+    }
 
 
 def _place(pair: tuple[StoredTensor, Tensor]) -> tuple[str, str, int]:

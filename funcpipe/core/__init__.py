@@ -62,6 +62,8 @@ from funcpipe.core.run import (
     WorkerSpec,
 )
 from funcpipe.core.runstate import (
+    Base,
+    BaseTensor,
     Busy,
     Halt,
     HaltVerdict,
@@ -77,6 +79,7 @@ from funcpipe.core.runstate import (
     RunRef,
     ShardOrder,
     StoredFile,
+    WeightFile,
 )
 from funcpipe.core.settings import FaultTolerance, OnDrift, OnOutOfMemory, RunLimits, RunSettings
 from funcpipe.core.stores import DEFAULT_STORES, CountsByKind, RequestCounts, Stores, StoreSpec
@@ -106,6 +109,8 @@ __all__ = [
     "SYNC_WIRES",
     "WATCH_PREFIX",
     "ActivationRoute",
+    "Base",
+    "BaseTensor",
     "Bill",
     "Busy",
     "Comparison",
@@ -201,6 +206,7 @@ __all__ = [
     "ValidationReport",
     "WatchSpec",
     "WayRun",
+    "WeightFile",
     "WeightedLoss",
     "Wire",
     "WorkerId",

@@ -160,7 +160,8 @@ class Stage:
     """The layers `first` up to, but not including, `stop`, and the size of the functions that run them.
 
     `layers` names the layers of the model's graph, and `parameter_bytes` is what their trainable parameters take, each
-    counted once; so a plan can be checked against a model without its profile. Older plans do not know the latter.
+    counted once; so a plan can be checked against a model without its profile. `constant_bytes` are those of all else
+    that a function of the stage reads when it starts. Older plans do not know these.
     Where `sync` is given, the stage's replicas sum their gradients in that way, with those `streams`; else in the
     plan's.
     """
@@ -172,6 +173,7 @@ class Stage:
     recompute: bool = False
     layers: tuple[str, ...] = ()
     parameter_bytes: int | None = None
+    constant_bytes: int | None = None
     sync: Sync | None = None
     streams: Streams | None = None
 

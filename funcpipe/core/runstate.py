@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from funcpipe.core import checks
 from funcpipe.core.choices import Precision
+from funcpipe.core.json_form import IF_CHANGED
 from funcpipe.core.plan import Plan
 from funcpipe.core.stores import CountsByKind, RequestCounts
 from funcpipe.core.validation import ValidationReport
@@ -47,6 +48,54 @@ class StoredFile:
     name: str
     bytes: int
     sha256: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WeightFile:
+    """A safetensors file: the object `key` in the storage at `url`, whose first `header_bytes` have the SHA-256
+    `header_sha256`.
+
+    Without a URL it is in the storage of a run.
+    """
+
+    url: str
+    key: str
+    header_bytes: int
+    header_sha256: str
+
+    @property
+    def place(self) -> str:
+        """The file in words, without what its URL may hold besides."""
+        return f"{self.url.partition('?')[0].rstrip('/')}/{self.key}".removeprefix("/")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BaseTensor:
+    """A tensor of a Base: the bytes [start, stop) of the file of the number `file`, with that SHA-256 if it is known.
+
+    `dtype` is named as safetensors does.
+    """
+
+    file: int
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    stop: int
+    sha256: str = field(default="", metadata=IF_CHANGED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """The tensors that a run does not change, by all names that the model has for them: no checkpoint holds them.
+
+    `transient` are those that are in no `state_dict`.
+    """
+
+    FORMAT: ClassVar[str] = "funcpipe.base/1"
+
+    files: tuple[WeightFile, ...] = ()
+    tensors: Mapping[str, BaseTensor] = field(default_factory=dict)
+    transient: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -231,7 +280,7 @@ class RunRecord(RunRef):
     this run: it goes on with what a run before it had learned. `lr_schedule`, `average` and `teachers`
     say in words how the learning rate is scheduled, the parameters are averaged, and parts of the model average others;
     `precision` is what the layers compute in; `shard_order` is there if the data lies in shards; `loss_over` says what
-    losses are means over, if not over samples.
+    losses are means over, if not over samples. `base` is the SHA-256 of the document of what it does not change.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.run/1"
@@ -258,3 +307,4 @@ class RunRecord(RunRef):
     validations: tuple[ValidationReport, ...] = ()
     clip_grad_value: float | None = None
     drop_last: bool = False
+    base: str = ""

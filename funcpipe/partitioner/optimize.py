@@ -239,6 +239,13 @@ def unmerged(plan: Plan, starts: tuple[int, ...]) -> Plan:
 
 def with_origin(plan: Plan, training: TrainingSpec, request: PlanRequest) -> Plan:
     """`plan`, which remembers the parameters of each stage, what was asked for, and what it was chosen from."""
-    bytes_of = request.profile.parameter_bytes
-    stages = tuple(replace(stage, parameter_bytes=bytes_of(stage.first, stage.stop)) for stage in plan.stages)
+    profile = request.profile
+    stages = tuple(
+        replace(
+            stage,
+            parameter_bytes=profile.parameter_bytes(stage.first, stage.stop),
+            constant_bytes=sum(layer.constant_bytes for layer in profile.layers[stage.first : stage.stop]),
+        )
+        for stage in plan.stages
+    )
     return replace(without_idle_formats(plan, training), stages=stages, made_for=training, request=request)

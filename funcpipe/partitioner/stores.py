@@ -319,7 +319,7 @@ def checkpoint_usd(plan: Plan, problem: Problem, name: str) -> float:
     store, profile, spec = problem.spec.store(name), problem.profile, problem.spec
     loads, setting = plan_loads(plan, profile, spec), plan_setting(plan, profile, spec)
     gradients = 1  # a copy that is not saved
-    saved = (parameter_copies(setting) - gradients) * loads.parameter_bytes + loads.constant_bytes
+    saved = (parameter_copies(setting) - gradients) * loads.parameter_bytes
     savers = plan.replicas if plan.is_sharded else 1
     up, _ = link(loads, store, len(plan.stages) * savers)
     seconds = float((saved / up).max()) + 2 * store.latency_s  # the files side by side, then the manifest

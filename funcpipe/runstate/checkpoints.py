@@ -31,7 +31,7 @@ _PAIRS = "complex128:"
 """The prefix of tensors that are saved as pairs of real numbers, for which safetensors has no dtype."""
 
 
-def _in_files(tensors: Mapping[str, Tensor], file_bytes: int) -> Iterator[dict[str, Tensor]]:
+def in_files(tensors: Mapping[str, Tensor], file_bytes: int) -> Iterator[dict[str, Tensor]]:
     """`tensors`, in order, as the files of a checkpoint hold them: each up to `file_bytes`, or with one tensor."""
     part: dict[str, Tensor] = {}
     size = 0
@@ -134,7 +134,7 @@ class Checkpoints:
         began_s = time.monotonic()
         name = f"{step:08d}.{writer}" if part is None else f"{step:08d}.{part}.{writer}"
         files = []
-        for number, tensors in enumerate(_in_files(state.tensors, self._file_bytes)):
+        for number, tensors in enumerate(in_files(state.tensors, self._file_bytes)):
             data = serialised(tensors)
             file = StoredFile(
                 name=f"{name}.{number}.safetensors", bytes=len(data), sha256=hashlib.sha256(data).hexdigest()

@@ -42,6 +42,7 @@ _PARTS = {
     "TOKEN": r"[0-9a-f]+",
     "NAME": r"[A-Za-z0-9][A-Za-z0-9._-]*",
     "DATA": r"(?:evaluation\.)?(?:dataset\.bundle|dataset\.tensors|shard-\d{6,})",
+    "DIGEST": r"[0-9a-f]{64}",
     "FILE": r"\d{8}\.[A-Za-z0-9._-]+\.(?:json|safetensors)",
 }
 """The expression that replaces a word in capitals."""
@@ -49,6 +50,7 @@ _PARTS = {
 OF_RUN = (
     *("generations/GENERATION", "generations/GENERATION.json"),
     *("owner/leases/NUMBER.TOKEN", "owner/heartbeats/NUMBER.TOKEN"),
+    *("base/DIGEST.json", "base/DIGEST.safetensors"),
     *("server/checkpoints/NUMBER.json", "server/checkpoints/NUMBER.safetensors", "server/data/DATA"),
 )
 OF_GENERATION = (

@@ -61,6 +61,11 @@ class Keys:
         return OwnerKeys(self.run)
 
     @property
+    def base(self) -> str:
+        """The prefix of what the run does not change; its objects are called by their SHA-256, in all generations."""
+        return f"{self.run}/base/"
+
+    @property
     def prefix(self) -> str:
         """The prefix of every key of the generation."""
         return f"{self.run}/g{self._name}/"

@@ -89,6 +89,7 @@ def request_usd(requests: CountsByKind, prices: PlatformSpec, stores: Stores, *,
 
 
 if TYPE_CHECKING:
+    from funcpipe.runstate.base import StoredBase
     from funcpipe.training.state import StageState
 
 
@@ -183,6 +184,13 @@ class RunReader:
     def index(self) -> CheckpointIndex:
         """The index of checkpoints."""
         return read_index(self.storage, self.keys, first_step=self.record.first_step)
+
+    @cached_property
+    def base(self) -> "StoredBase":
+        """The tensors that the run does not change. Raises RunUnknown or CorruptMessage if that cannot be read."""
+        from funcpipe.runstate.base import load_base
+
+        return load_base(self.storage, self.record)
 
     @cached_property
     def saved(self) -> dict[int, list[tuple[str, ...]]]:

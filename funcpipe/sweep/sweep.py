@@ -10,12 +10,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Unpack
 
 import optuna
-from torch import Tensor, nn
+from torch import nn
 
 from funcpipe.client.control.commands import after_interrupt
 from funcpipe.client.follow.export import write_trained
 from funcpipe.client.prepare.prepared_run import PreparedRun
 from funcpipe.client.prepare.session import Session, open_session
+from funcpipe.comm.weight_files import opening
 from funcpipe.core import DEFAULT_STORES, FaultTolerance, Plan, PlatformSpec, RunLimits, RunSettings, Validation, checks
 from funcpipe.core.run_key import RunKey
 from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS, RunKeywords, settings_with
@@ -23,12 +24,13 @@ from funcpipe.core.texts import Described
 from funcpipe.core.validation import LOSS, MonitorMode
 from funcpipe.errors import InvalidValue, RunInterrupted, RunUnknown
 from funcpipe.platforms.base import Platform
-from funcpipe.platforms.catalog import LOCAL, is_deployment, load_spec, open_deployment
+from funcpipe.platforms.catalog import LOCAL, is_deployment, load_spec, open_deployment, open_storage
 from funcpipe.runstate.generations import find_objects, list_generations, reserve_generation
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import Owner, owned
 from funcpipe.runstate.reader import RunReader
 from funcpipe.runstate.signing import KeyFolder, key_of
+from funcpipe.runstate.state_dict import StateDict
 from funcpipe.sweep.budget import LaunchRate, SweepEstimate, estimate_sweep
 from funcpipe.sweep.candidates import Candidate, Candidates, Terms
 from funcpipe.sweep.study import ENDED, Direction, JournalKeys, SweepStatus, SweepStudy, TrialStatus
@@ -330,7 +332,8 @@ class _Opened:
         model = made.pipe.model if isinstance(made, Candidate) else made.model
         reader = RunReader.newest(self._owner.parts, trial.run)
         best, learned = reader.best((*reader.record.validations, *reader.validations)), reader.model(max(reader.saved))
-        tensors: dict[str, Tensor] = learned.state_dict() | ({} if best is None else best.state_dict())
+        base = StateDict(reader.base.state_readers(opening(self._owner.parts, open_storage)))
+        tensors = base.replaced(learned.state_dict()).replaced({} if best is None else best.state_dict())
         write_trained(model, tensors, learned.attributes(), learned)
         return model
 

@@ -75,7 +75,7 @@ class Computation:
         self._stage_number = stage_number
         self._replica = replica
         self._replicas = replicas
-        self.parameters = tuple(stage.parameters())
+        self.parameters = tuple(tensor for name, tensor in stage.named_parameters() if name not in stage.fixed)
         trained = {name: p for name, p in stage.named_parameters() if p.requires_grad}
         self._finiteness = Finiteness(recipe.on_nan, stage_number, trained)
         self._undoes = recipe.on_nan is OnNan.SKIP

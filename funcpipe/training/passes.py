@@ -90,6 +90,8 @@ class Passes:
         self._skips = recipe.on_nan is OnNan.SKIP
         self._finiteness = finiteness
         self._seed = seed
+        learns = any(parameter.requires_grad for parameter in stage.parameters())
+        recompute = recompute and (learns or not stage.differentiable.isdisjoint(stage.receives))  # else no backward
         self._recompute = recompute
         self._draws_backwards = stage.may_draw_backwards
         self._carried = CarriedValues(stage, statistics, recompute=recompute)

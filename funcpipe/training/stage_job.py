@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from funcpipe.comm import codec
 from funcpipe.comm.collectives import pattern_of
-from funcpipe.comm.weight_files import StoredTensor, fill
+from funcpipe.comm.weight_files import StoredTensor, below, fill, opening
 from funcpipe.core import MB, Routes, Wire, WorkerSpec
 from funcpipe.core.settings import WHY_GONE
 from funcpipe.errors import CorruptMessage, KeyMissing, StorageError
@@ -39,8 +39,8 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True)
 class StageWeights:
-    """The tensors of a stage that are not uploaded with it, by name: those in files of weights, and those that the
-    constructor of the model computes.
+    """The tensors of a stage that are not uploaded with it, by name: those in files of weights or of what the run does
+    not change, and those that the constructor of the model computes.
 
     `open_storage` opens the storage of a file.
     """
@@ -48,6 +48,11 @@ class StageWeights:
     stored: Mapping[str, StoredTensor]
     made: Mapping[str, Made]
     open_storage: OpenStorage
+
+    def within(self, storage: Storage, folder: str) -> "StageWeights":
+        """Return the same, where files without a URL are in `storage`, and in `folder` unless they say where."""
+        stored = {name: below(tensor, folder) for name, tensor in self.stored.items()}
+        return replace(self, stored=stored, open_storage=opening(storage, self.open_storage))
 
     def fill(self, stages: Iterable[nn.Module], seed: int, meter: RequestMeter) -> None:
         """Read and compute them, with random numbers by `seed`, into the tensors of `stages`.
@@ -185,10 +190,11 @@ _LONGEST_RECIPE = 16 << 10
 """The most bytes of a recipe in a payload, of which Function Compute takes 128 kB with all else."""
 
 
-def load_bundle(spec: WorkerSpec, storage: Storage, meter: RequestMeter) -> tuple[StageModule, StageJob]:
+def load_bundle(spec: WorkerSpec, storage: Storage, meter: RequestMeter, *, base: str) -> tuple[StageModule, StageJob]:
     """Return the module of the stage of `spec`, and its job; `meter` counts what is asked of files of weights.
 
-    Raises CorruptMessage unless it is the code that `spec` names, StorageError if it is gone.
+    What the run does not change lies in the folder `base`, as far as it was uploaded. Raises CorruptMessage unless it
+    is the code that `spec` names, StorageError if it is gone.
     """
     try:
         bundle, tensors = storage.get(spec.bundle), storage.get(spec.parameters)
@@ -198,5 +204,7 @@ def load_bundle(spec: WorkerSpec, storage: Storage, meter: RequestMeter) -> tupl
         raise CorruptMessage(f"{spec.bundle} is not the code that the invocation names: its SHA-256 differs")
     stage, job = load_stage(bundle, codec.decode(tensors))
     if job.weights is not None:
-        job.weights.fill([stage, *([] if job.evaluation is None else [job.evaluation.stage])], spec.seed, meter)
+        held = [stage, *([] if job.evaluation is None else [job.evaluation.stage])]
+        job.weights.within(storage, base).fill(held, spec.seed, meter)
+    stage.settle()
     return stage, job if not spec.recipe else replace(job, recipe=load_recipe(spec.recipe, job.recipe.loss))

@@ -104,7 +104,8 @@ class StageState:
 def capture_state(stage: nn.Module, optimizer: torch.optim.Optimizer | None, norm: GradientNorm) -> StageState:
     """The state of `stage`, its tensors not copied. Raises ModelError if the optimiser's state is not plain data."""
     names, aliases = tensor_names(stage)
-    tensors = {MODEL + name: tensor.detach() for name, tensor in names.items()}
+    saved = _changing(stage, names)
+    tensors = {MODEL + name: tensor.detach() for name, tensor in saved.items()}
     name_of = {id(tensor): name for name, tensor in names.items()}
     settings: dict[str, Any] = {"optimizer": None, "loss_scale": None}
     if isinstance(stage, StageModule) and stage.carried.blocks:
@@ -113,7 +114,15 @@ def capture_state(stage: nn.Module, optimizer: torch.optim.Optimizer | None, nor
         settings["optimizer"] = capture_optimizer(optimizer, name_of, tensors)
     if norm.loss_scale is not None:
         settings["loss_scale"] = [norm.loss_scale.factor, norm.loss_scale.good_steps]
-    return StageState(tensors=tensors, aliases=aliases, transient=_transient(stage), settings=settings)
+    aliases = {alias: name for alias, name in aliases.items() if name in saved}
+    return StageState(tensors=tensors, aliases=aliases, transient=_transient(stage) & saved.keys(), settings=settings)
+
+
+def _changing(stage: nn.Module, names: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the tensors of `stage` that a state holds: all but what is fixed, and as it was."""
+    if not isinstance(stage, StageModule):
+        return dict(names)
+    return {name: tensor for name, tensor in names.items() if not stage.is_fixed(name, tensor)}
 
 
 def restore_state(
@@ -121,10 +130,12 @@ def restore_state(
 ) -> None:
     """Write `state` back into `stage`, its optimiser and its loss scale. Raises CorruptMessage if it does not fit."""
     names, _ = tensor_names(stage)
+    changing = _changing(stage, names)
     with mismatch_is_corrupt():
         with torch.no_grad():
             for name, tensor in names.items():
-                tensor.copy_(state.tensors[MODEL + name])
+                if name in changing or MODEL + name in state.tensors:
+                    tensor.copy_(state.tensors[MODEL + name])
         if isinstance(stage, StageModule) and stage.carried.blocks:
             write_attributes(stage, decode_attributes(state.settings[ATTRIBUTES], state.tensors))
         if optimizer is not None and state.settings["optimizer"] is not None:
@@ -175,17 +186,18 @@ def select_for_stage(whole: StageState, stage: nn.Module) -> StageState:
     """The part of `whole` that `stage` needs, under the stage's names. Raises PlanError if something is missing."""
     names, aliases = tensor_names(stage)
     source = {name: name if MODEL + name in whole.tensors else whole.aliases.get(name, name) for name in names}
-    missing = [name for name, stored in source.items() if MODEL + stored not in whole.tensors]
+    changing, held = _changing(stage, names), {n: s for n, s in source.items() if MODEL + s in whole.tensors}
+    missing = [name for name in changing if name not in held]
     if missing:
         raise PlanError(f"the checkpoints are of another model: they do not hold {missing[0]!r}")
-    for name, tensor in names.items():
-        stored = whole.tensors[MODEL + source[name]]
+    for name, there in held.items():
+        stored, tensor = whole.tensors[MODEL + there], names[name]
         if stored.shape != tensor.shape or stored.dtype != tensor.dtype:
             raise PlanError(
                 f"the checkpoints are of another model: {name!r} has shape {list(stored.shape)} of {stored.dtype} "
                 f"there, {list(tensor.shape)} of {tensor.dtype} here"
             )
-    tensors = {MODEL + name: whole.tensors[MODEL + stored] for name, stored in source.items()}
+    tensors = {MODEL + name: whole.tensors[MODEL + stored] for name, stored in held.items()}
     optimizer = whole.settings["optimizer"]
     if optimizer is not None:
         optimizer = select_optimizer(optimizer, source)
@@ -197,7 +209,8 @@ def select_for_stage(whole: StageState, stage: nn.Module) -> StageState:
     if isinstance(stage, StageModule) and stage.carried.blocks:
         settings[ATTRIBUTES] = _select_attributes(whole, stage.carried.blocks)
         tensors |= {name: whole.tensors[name] for name in tensor_names_in(settings[ATTRIBUTES])}
-    return StageState(tensors=tensors, aliases=aliases, transient=_transient(stage), settings=settings)
+    aliases = {alias: name for alias, name in aliases.items() if name in held}
+    return StageState(tensors=tensors, aliases=aliases, transient=_transient(stage) & held.keys(), settings=settings)
 
 
 def settings_to_text(settings: Mapping[str, Any]) -> str:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from funcpipe.comm.weight_files import opening
 from funcpipe.errors import CorruptMessage, InvalidValue, KeyMissing, ModelError, RunUnknown
 from funcpipe.model.graph.reachable import reached_values
 from funcpipe.model.split.module_state import Attributes, write_attributes
@@ -20,6 +21,7 @@ from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.runstate.reader import RunReader
 from funcpipe.runstate.signing import signed
+from funcpipe.runstate.state_dict import StateDict
 from funcpipe.training.losses import LossFunction
 from funcpipe.training.state import ATTRIBUTES, MODEL, StageState
 
@@ -79,7 +81,7 @@ class TrainedLoss:
 
 
 def write_trained(
-    model: nn.Module, tensors: dict[str, Tensor], attributes: Attributes, learned: StageState | None
+    model: nn.Module, tensors: Mapping[str, Tensor], attributes: Attributes, learned: StageState | None
 ) -> None:
     """Write trained tensors, and what forwards leave for the next ones, into `model`."""
     load_tensors(model, tensors)
@@ -100,23 +102,30 @@ _LOOKUPS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class SavedModel:
-    """The model of a run as saved after `step` of its `steps` steps."""
+    """The model of a run as saved after `step` of its `steps` steps: what it had learned as `state`, and the `base`,
+    what it does not change.
+    """
 
     run: str
     step: int
     steps: int
     state: StageState
+    base: StateDict
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The model's parameters and buffers, for its `load_state_dict`; a tied one under each of its names."""
-        return self.state.state_dict()
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """The model's parameters and buffers, for its `load_state_dict`; a tied one under each of its names.
+
+        Those that the run does not change are read when they are asked for.
+        """
+        return self.base.replaced(self.state.state_dict())
 
 
-def export(run: str, *, storage: str | Storage, step: int | None = None) -> dict[str, Tensor]:
+def export(run: str, *, storage: str | Storage, step: int | None = None) -> Mapping[str, Tensor]:
     """The `state_dict` of the model of `run`, whose objects lie in `storage`, a URL or an open one.
 
     It is that of the newest checkpoint that is whole, or the one after `step` steps: of a finished run the result, of
-    one that still trains what it saved last. Nothing is written, and a run that trains is not disturbed.
+    one that still trains what it saved last. Nothing is written, and a run that trains is not disturbed. Tensors that
+    the run does not change, such as frozen weights, are read from where they lie when they are asked for.
 
     Raises RunUnknown, RunKeyMissing for a run of another machine, or InvalidValue where `step` is not saved.
     """
@@ -144,7 +153,8 @@ def read_saved(run: str, own: Storage, *, step: int | None = None) -> SavedModel
             )
         for one in saved if step is None else (step,):
             try:
-                return SavedModel(run=run, step=one, steps=record.steps, state=reader.model(one))
+                state, base = reader.model(one), reader.base.state_readers(opening(own, open_storage))
+                return SavedModel(run=run, step=one, steps=record.steps, state=state, base=StateDict(base))
             except (CorruptMessage, KeyMissing) as error:
                 _log.info("run %s: the checkpoint after step %d cannot be read: %s", run, one, error)
                 damage = str(error)

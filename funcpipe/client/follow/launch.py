@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from funcpipe.client.control.commands import after_interrupt
 from funcpipe.client.control.stopping import end_generation, end_leftovers
+from funcpipe.client.follow.base import with_base
 from funcpipe.client.follow.finish import billed, collect_finished, collect_kept, finish
 from funcpipe.client.follow.interruption import (
     interrupted,
@@ -34,6 +35,7 @@ from funcpipe.errors import (
 )
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.local.output import keep_client_log
+from funcpipe.runstate.base import StoredBase, put_base
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.functions import mark_detached, unmark_run
 from funcpipe.runstate.generations import (
@@ -75,7 +77,7 @@ def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> 
                 record = start(fenced, keys, supervisor)
                 begun.set()
                 with saved_if_interrupted(fenced, keys, supervisor):
-                    result = follow(fenced, record, supervisor, on_progress, owner)
+                    result = with_base(prepared, follow(fenced, record, supervisor, on_progress, owner))
             finish(fenced, keys, owner, result)
     except KeyboardInterrupt:
         raise interrupted(prepared, kept=kept) from None
@@ -120,10 +122,10 @@ def _watch(prepared: PreparedRun, record: RunRecord, on_progress: OnProgress) ->
                     check_not_gone(prepared.storage, record)
                     reader = RunReader(prepared.storage, record)
                     if reader.finished is not None:
-                        return collect_kept(prepared, reader, reader.finished, unseen)
+                        return with_base(prepared, collect_kept(prepared, reader, reader.finished, unseen))
                     spent = spent_so_far(prepared.storage, record)  # until now, however long others have watched
                     fenced = replace(prepared, storage=owner.storage, account=spent)
-                    result = _follow_to_end(fenced, record, keys, unseen, owner)
+                    result = with_base(prepared, _follow_to_end(fenced, record, keys, unseen, owner))
                     finish(fenced, keys, owner, result)
                     return result
             except RunTaken as taken:
@@ -222,7 +224,7 @@ def start(prepared: PreparedRun, keys: Keys, supervisor: Supervisor, *, detached
         for spec in upload(prepared, keys):
             write_payload(prepared.storage, keys, spec)
             supervisor.start(spec)
-        record = _record(prepared, keys)
+        record = replace(_record(prepared, keys), base=put_base(prepared.storage, keys, _base(prepared, keys)))
         write_record(prepared.storage, keys, record)
         if detached:
             mark_detached(prepared.storage, keys, prepared.platform.wrap_key(key_of(KeyFolder(), keys).text))
@@ -230,10 +232,17 @@ def start(prepared: PreparedRun, keys: Keys, supervisor: Supervisor, *, detached
         _log.warning("run %s: could not be started; what was uploaded is deleted", keys.run)
         supervisor.stop(for_good=True)
         delete_generation(prepared.storage, keys)
+        if prepared.resumed is None:
+            prepared.storage.delete_many(prepared.storage.list(keys.base))
         raise
     if prepared.resumed is not None:
         end_generation(prepared.storage, prepared.resumed.keys, prepared.reopen)
     return record
+
+
+def _base(prepared: PreparedRun, keys: Keys) -> StoredBase:
+    """What no step changes, by where it lies in the run's storage or elsewhere."""
+    return prepared.base.below((keys if prepared.shared is None else prepared.shared.keys).base)
 
 
 def _record(prepared: PreparedRun, keys: Keys) -> RunRecord:
@@ -270,9 +279,11 @@ def _record(prepared: PreparedRun, keys: Keys) -> RunRecord:
 
 
 def upload_code(prepared: PreparedRun, keys: Keys) -> None:
-    """Put the data, and each stage's code."""
+    """Put the data, each stage's code, and what of the model no step changes, unless it lies in storage."""
     for name, contents in prepared.data.objects():
         prepared.storage.put(keys.data(name), contents)
+    for file in prepared.base.files:
+        prepared.storage.put(keys.base + file.name, file.contents())
     for number, stage in enumerate(prepared.stages):
         prepared.storage.put(keys.bundle(number), stage.bundle)
         _log.info("run %s: stage %d is uploaded, %d bytes of code", keys.run, number, len(stage.bundle))

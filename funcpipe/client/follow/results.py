@@ -26,6 +26,7 @@ from funcpipe.errors import InvalidValue, RunUnknown
 from funcpipe.model.split.module_state import Attributes
 from funcpipe.platforms.function_group import WatchedFunction
 from funcpipe.runstate.reader import RunReader, reported_requests, request_usd, spent_so_far
+from funcpipe.runstate.state_dict import StateDict
 from funcpipe.scheduler.clocks import aligned
 from funcpipe.training.losses import LossFunction
 from funcpipe.training.state import MODEL, StageState, tensor_names
@@ -77,7 +78,7 @@ class RunResult(Described):
 
     run: str
     losses: tuple[float, ...]
-    tensors: dict[str, Tensor]
+    tensors: Mapping[str, Tensor]
     trace: Trace
     bill: Bill
     workers: tuple[WorkerReport, ...]
@@ -97,17 +98,26 @@ class RunResult(Described):
         """The number of steps after which the validation was the best; None if there was none."""
         return self.validations[-1].best_step if self.validations else None
 
-    def best_state_dict(self) -> dict[str, Tensor]:
+    def best_state_dict(self) -> Mapping[str, Tensor]:
         """The parameters and buffers of the model with the best validation. Raises RunUnknown if it was not kept."""
         if self.best is None:
             raise RunUnknown(
                 f"run {self.run} has kept no best model; train with validation=Validation(data=…, keep_best=True)"
             )
-        return {**self.tensors, **self.best}
+        return self._with(self.best)
 
-    def state_dict(self) -> dict[str, Tensor]:
-        """The trained model's parameters and buffers, for its `load_state_dict`."""
-        return dict(self.tensors)
+    def state_dict(self) -> Mapping[str, Tensor]:
+        """The trained model's parameters and buffers, for its `load_state_dict`.
+
+        Those of a model by its `weights=` that were frozen are read from the files when they are asked for.
+        """
+        return self._with({})
+
+    def _with(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """The trained tensors with others under the names of these."""
+        if isinstance(self.tensors, StateDict):
+            return self.tensors.replaced(tensors)
+        return {**self.tensors, **tensors}
 
     def loss_state_dict(self) -> dict[str, Tensor]:
         """The trained loss's parameters and buffers, for its `load_state_dict`; of a function, its parameters by path.
@@ -122,11 +132,11 @@ class RunResult(Described):
         averaged = averaged if self.averaged else {}
         return replace(self, tensors=dict(tensors), averaged=averaged, loss=self.loss.with_all_of(loss))
 
-    def averaged_state_dict(self) -> dict[str, Tensor]:
+    def averaged_state_dict(self) -> Mapping[str, Tensor]:
         """The averaged parameters, with what is not averaged as it was last. Raises InvalidValue without an average."""
         if not self.averaged:
             raise InvalidValue("average", None, "must be given to FuncPipe, such as average=EMA(decay=0.999)")
-        return dict(self.averaged)
+        return self._with(self.averaged)
 
 
 def collect(

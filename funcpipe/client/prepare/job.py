@@ -27,8 +27,6 @@ from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.model.graph.equivalence import check_batch_sizes
 from funcpipe.model.graph.isolation import in_turn, tried_in_turn
 from funcpipe.model.graph.values import NOTHING_CARRIED, Carried, with_followed
-from funcpipe.model.split import StageModule
-from funcpipe.model.split.module_state import read_attributes
 from funcpipe.model.tensors import is_weightless
 from funcpipe.platforms.base import Platform
 from funcpipe.platforms.catalog import planned_spec
@@ -38,13 +36,14 @@ from funcpipe.training.data import LoadedBatch, MapDataset, load_batch
 from funcpipe.training.data_source import Data, DataSource, LoaderOptions, PreparedData
 from funcpipe.training.first_batch import FirstBatch
 from funcpipe.training.fragments import fragments_by_name
+from funcpipe.training.norms import GradientNorm
 from funcpipe.training.optimizers import ParameterShape, trainable_shapes
 from funcpipe.training.output_cache import BatchLayout
 from funcpipe.training.parameter_hooks import check_hooks
 from funcpipe.training.plain import PlainTraining
 from funcpipe.training.plain_rounds import LocalSteps
 from funcpipe.training.recipe import Recipe, check_precision, no_optimizer
-from funcpipe.training.state import ATTRIBUTES, MODEL, StageState, select_for_stage, tensor_names
+from funcpipe.training.state import ATTRIBUTES, MODEL, StageState, capture_state, select_for_stage
 
 _log = logging.getLogger(__name__)
 
@@ -72,12 +71,10 @@ class Learned:
 
     def state_of(self, stage: nn.Module) -> StageState:
         """The initial state of `stage`: its present tensors and attributes, and the optimiser as it was."""
-        selected = select_for_stage(self.state, stage)
-        tensors = {**selected.tensors, **{MODEL + name: t.detach() for name, t in tensor_names(stage)[0].items()}}
-        settings = dict(selected.settings)
-        if isinstance(stage, StageModule) and stage.carried.blocks:
-            settings[ATTRIBUTES] = read_attributes(stage, stage.carried.blocks, stage.carried.attributes, tensors)
-        return replace(selected, tensors=tensors, settings=settings)
+        selected, now = select_for_stage(self.state, stage), capture_state(stage, None, GradientNorm())
+        others = {name: tensor for name, tensor in selected.tensors.items() if not name.startswith(MODEL)}
+        settings = {**selected.settings, **{key: now.settings[key] for key in (ATTRIBUTES,) if key in now.settings}}
+        return replace(now, tensors={**others, **now.tensors}, settings=settings)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -46,10 +46,17 @@ _POLL_S = 0.2
 """Pause between two polls of a successor for its predecessor."""
 
 
-def within(spec: PlatformSpec, faults: FaultTolerance) -> FaultTolerance:
-    """`faults` within the limits of a platform."""
+def within(spec: PlatformSpec, faults: FaultTolerance, *, reading_s: float) -> FaultTolerance:
+    """`faults` within the limits of a platform, where functions read for `reading_s` before they can work."""
     lifetime_s = min([s for s in (faults.lifetime_s, spec.lifetime_s) if s is not None], default=None)
-    return replace(faults, lifetime_s=lifetime_s, cold_start_s=max(faults.cold_start_s, spec.cold_start_s))
+    return replace(faults, lifetime_s=lifetime_s, cold_start_s=max(faults.cold_start_s, spec.cold_start_s + reading_s))
+
+
+def base_s(plan: Plan, prices: PlatformSpec) -> float:
+    """Seconds in which the slowest function reads what no checkpoint holds, such as frozen weights; 0 where unknown."""
+    if plan.estimate is None:
+        return 0.0
+    return max((stage.constant_bytes or 0) / size_of(stage.size, prices).download_bytes_s for stage in plan.stages)
 
 
 def estimate_job(
@@ -71,7 +78,8 @@ def estimate_job(
         )
     billed = prices or planned_spec(plan)
     spec = load_spec(functions) if isinstance(functions, str) else functions or billed
-    return _JobCosts(plan, plan.estimate, shape, billed, within(spec, faults), spec).estimate()
+    faults = within(spec, faults, reading_s=base_s(plan, billed))
+    return _JobCosts(plan, plan.estimate, shape, billed, faults, spec).estimate()
 
 
 class _JobCosts:
@@ -92,6 +100,8 @@ class _JobCosts:
         self._usd_s = sum(prices_of(plan, prices).function_usd_s) * plan.replicas
         values = replace(plan, averaged=shape.averaged).values_each(plan.replicas)
         self._parameter_bytes = list(self._parameters())
+        constants = [stage.constant_bytes or 0 for stage in plan.stages]  # which no checkpoint holds
+        self._read_bytes = [own + other for own, other in zip(self._parameter_bytes, constants, strict=True)]
         self._saved_bytes = [held_bytes * (1 + values) for held_bytes in self._parameter_bytes]
         self._save_s = self._slowest_s(self._saved_bytes, up=True) + 2 * prices.store(plan.stores.checkpoints).latency_s
         pause_s = self._slowest_s(self._saved_bytes, up=True) + self._slowest_s(self._saved_bytes, up=False)
@@ -134,7 +144,7 @@ class _JobCosts:
         own_s = [min(known_s.get(size.name, slowest_s), slowest_s) for size in self._sizes]
         loads_s = [
             size_bytes / size.download_bytes_s + _LOAD_CPU_S / min(size.vcpu, 1.0)
-            for size, size_bytes in self._by_size(self._parameter_bytes)
+            for size, size_bytes in self._by_size(self._read_bytes)
         ]
         requests_s = (_LOAD_REQUESTS + _END_REQUESTS) * self._prices.latency_s
         seconds = max(cold_s + load_s for cold_s, load_s in zip(own_s, loads_s, strict=True)) + requests_s

@@ -11,6 +11,7 @@ from funcpipe.client.prepare.evaluation import as_validation
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.stages import PreparedStage
 from funcpipe.core import FaultTolerance, Plan, Validation, checks
+from funcpipe.model.split import StageModule
 from funcpipe.runstate.owner import BEAT_S
 from funcpipe.training.batches import Batches
 from funcpipe.training.data_source import Data
@@ -68,10 +69,13 @@ def learned_bytes(
 
 
 def _model_bytes(module: nn.Module) -> tuple[int, int]:
-    """The bytes of a module's parameters and buffers, and of those among them that are trained."""
-    distinct = (*module.parameters(), *module.buffers())
-    trained = (tensor.nbytes for tensor in distinct if tensor.requires_grad)
-    return sum(tensor.nbytes for tensor in distinct), sum(trained)
+    """The bytes of a module's parameters and buffers that checkpoints hold, and of those that are trained."""
+    trained = sum(tensor.nbytes for tensor in module.parameters() if tensor.requires_grad)
+    if isinstance(module, StageModule):
+        fixed = module.fixed
+        named = (*module.named_parameters(), *module.named_buffers())
+        return sum(tensor.nbytes for name, tensor in named if name not in fixed), trained
+    return trained + sum(tensor.nbytes for tensor in module.buffers()), trained
 
 
 def collected_bytes(job: Job, stages: Sequence[PreparedStage]) -> float:

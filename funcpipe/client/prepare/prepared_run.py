@@ -15,8 +15,9 @@ from funcpipe.client.prepare.earlier_run import (
     earlier_run,
     take_over_for,
 )
+from funcpipe.client.prepare.frozen import JobBase
 from funcpipe.client.prepare.job import Job, Learned, Learner, SampleOrder, make_job
-from funcpipe.client.prepare.job_estimate import check_limits, estimate_job, within
+from funcpipe.client.prepare.job_estimate import base_s, check_limits, estimate_job, within
 from funcpipe.client.prepare.job_shape import collected_bytes, shape_left
 from funcpipe.client.prepare.precheck import check_sizes, check_stores, precheck
 from funcpipe.client.prepare.session import Session, prices_at
@@ -38,6 +39,7 @@ from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import OpenPlatform, Platform, RequestMeter, Storage
 from funcpipe.platforms.catalog import open_platform
+from funcpipe.runstate.base import load_base
 from funcpipe.runstate.checkpoint_index import CheckpointPart
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.resume import ResumePoint
@@ -98,6 +100,11 @@ class PreparedRun:
     estimate: JobEstimate | None = None
     collected_bytes: float = 0.0
     shared: SharedCode | None = None
+
+    @property
+    def base(self) -> JobBase:
+        """The tensors that no step changes."""
+        return self.stages[0].base
 
     @property
     def has_finished(self) -> bool:
@@ -230,7 +237,7 @@ def prepare(
     if before.platform is None:
         job.check_on(platform, done)
     if before.platform is None or before.resumed is None:
-        faults = within(platform.spec, faults)
+        faults = within(platform.spec, faults, reading_s=base_s(job.plan, job.prices))
     estimate = _estimate(job, stages, platform.spec, faults, account, done=done if before.resumed or not record else 0)
     if before.platform is None and estimate is not None:
         check_limits(estimate, limits, elapsed_s=account.elapsed_s)
@@ -264,8 +271,9 @@ def _earlier(
     record = take_over_for(job, session, settings)
     if record is None:
         return None, EarlierRun(), job, stages
-    if (begun := as_begun(job, record)) is not job:
-        job, stages = begun, make_stages(begun, data)
+    begun, base = as_begun(job, record), load_base(session.storage, record)
+    if begun is not job or base.stored or any(stage.module.fixed for stage in stages):
+        job, stages = begun, make_stages(begun, data, base)
     before = earlier_run(job, session, record, stages, from_start=settings.from_start)
     if before.platform is None and settings.from_start:
         stages = as_uploaded(session.storage, record, stages)

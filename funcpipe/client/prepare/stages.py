@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from torch import Tensor
 
+from funcpipe.client.prepare.frozen import JobBase, make_base, mark_fixed
 from funcpipe.client.prepare.job import Job
+from funcpipe.client.prepare.weights import weights_of
 from funcpipe.core import Coupled, Routes, TensorProfile, TiedParameter, find_routes, stages_of_layers
 from funcpipe.errors import ModelError, PlanError
 from funcpipe.model.graph import LayerGraph
@@ -15,6 +17,7 @@ from funcpipe.model.split import StageModule, dump_stage, split, stage_bounds
 from funcpipe.model.split.cut import check_shared
 from funcpipe.model.split.stage import attach_loss, kept_names
 from funcpipe.model.tensors import fingerprint
+from funcpipe.runstate.base import StoredBase
 from funcpipe.training.data_source import PreparedData, of_evaluation
 from funcpipe.training.evaluation import StageEvaluation
 from funcpipe.training.losses import loss_of_output
@@ -27,11 +30,14 @@ from funcpipe.training.stage_optimizer import trainable_parameters
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedStage:
-    """A stage that can be sent: the module, its code as bytes, and its tensors by name."""
+    """A stage that can be sent: the module, its code as bytes, and its tensors by name; `base` has those of all stages
+    that no step changes.
+    """
 
     module: StageModule
     bundle: bytes
     tensors: dict[str, Tensor]
+    base: JobBase = field(default_factory=JobBase)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,13 +64,19 @@ class RunData:
 
 
 @in_turn()
-def make_stages(job: Job, data: RunData) -> tuple[PreparedStage, ...]:
+def make_stages(
+    job: Job, data: RunData, before: StoredBase | None = None, *, divides: bool = True
+) -> tuple[PreparedStage, ...]:
     """The stages of the job's plan, each with all that its functions need of the job.
+
+    A run that goes on has the base that it had `before`. Unless this `divides`, what no step changes is sent with the
+    rest.
 
     Raises DataError, PlanError or ModelError for a job that cannot be cut into them.
     """
     if not job.epochs:
-        return tuple(_prepared_stage(job, one.routes, one.stage, data, one) for one in _evaluated(job, data))
+        none = JobBase()
+        return tuple(_prepared_stage(job, one.routes, one.stage, data, one, none) for one in _evaluated(job, data))
     _check_joint(job)
     _ = job.batches  # which raises DataError if the data is not enough
     bounds = stage_bounds(job.graph, job.plan)
@@ -83,11 +95,16 @@ def make_stages(job: Job, data: RunData) -> tuple[PreparedStage, ...]:
     stages = split(job.graph, bounds)
     attach_loss(stages[-1], job.recipe.loss, job.loss_carried)
     _check_optimizer(job, routes, stages)
+    if divides:
+        mark_fixed(stages, job.recipe.teachers)
+    base = make_base(stages, job.weights, job.seed, before)
     if job.evaluation is None:
-        return tuple(_prepared_stage(job, routes, stage, data, None) for stage in stages)
+        return tuple(_prepared_stage(job, routes, stage, data, None, base) for stage in stages)
     evaluated = _evaluated(job, data)
     check_shared([one.stage for one in evaluated], stages)
-    return tuple(_prepared_stage(job, routes, stage, data, one) for stage, one in zip(stages, evaluated, strict=True))
+    return tuple(
+        _prepared_stage(job, routes, stage, data, one, base) for stage, one in zip(stages, evaluated, strict=True)
+    )
 
 
 def _check_optimizer(job: Job, routes: Routes, stages: Sequence[StageModule]) -> None:
@@ -162,11 +179,11 @@ def _check_joint(job: Job) -> None:
 
 
 def _prepared_stage(
-    job: Job, routes: Routes, stage: StageModule, data: RunData, evaluation: StageEvaluation | None
+    job: Job, routes: Routes, stage: StageModule, data: RunData, evaluation: StageEvaluation | None, base: JobBase
 ) -> PreparedStage:
     training = data.training if stage.inputs or stage.is_last else None
     beside = [] if evaluation is None or evaluation.stage is stage else [evaluation.stage]
-    weights = None if job.weights is None else job.weights.of_stages(stage, *beside)
+    weights = weights_of(job.weights, base, [stage, *beside])
     stage_job = StageJob(
         routes=routes,
         signature=job.graph.signature,
@@ -190,7 +207,7 @@ def _prepared_stage(
             f"the stage from layer {stage.program.layers[0].name} holds a tensor that follows from weights, which are "
             f"not here ({unknown[0]}); compute it in the forward"
         )
-    return PreparedStage(module=stage, bundle=bundle, tensors=tensors)
+    return PreparedStage(module=stage, bundle=bundle, tensors=tensors, base=base)
 
 
 def _routes(graph: LayerGraph, stage_of_layer: Sequence[int]) -> Routes:

@@ -20,6 +20,7 @@ from funcpipe.model.tensors import named_tensors
 from funcpipe.model.weightless import Weightless
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import LOCAL, is_ray, open_storage
+from funcpipe.runstate.base import StoredBase
 from funcpipe.training.stage_job import StageWeights
 
 _log = logging.getLogger(__name__)
@@ -37,15 +38,6 @@ class ModelWeights:
     stored: Mapping[str, StoredTensor]
     made: Mapping[str, Made]
 
-    def of_stages(self, *stages: nn.Module) -> StageWeights:
-        """Those that any of `stages` holds."""
-        names = {name for stage in stages for name, _ in _tensors(stage)}
-        return StageWeights(
-            stored={name: tensor for name, tensor in self.stored.items() if name in names},
-            made={name: made for name, made in self.made.items() if name in names},
-            open_storage=open_storage,
-        )
-
     def check_reachable(self, platform: str) -> None:
         """Raise PlatformRefused for files of this machine if the functions of `platform`, a URL, run in a cloud."""
         local = next((tensor.file for tensor in self.stored.values() if tensor.file.url.startswith("file:")), None)
@@ -54,6 +46,15 @@ class ModelWeights:
                 f"the weights {local.place} lie on this machine, where the functions cannot read them; copy them to "
                 "the run's object storage, and give that URL as weights"
             )
+
+
+def weights_of(weights: ModelWeights | None, base: StoredBase, stages: Sequence[nn.Module]) -> StageWeights | None:
+    """Those of `weights` and of `base` that any of `stages` holds; None if there are none."""
+    names = {name for stage in stages for name, _ in _tensors(stage)}
+    known = {} if weights is None else weights.stored
+    stored = {name: tensor for name, tensor in {**known, **base.stored}.items() if name in names}
+    made = {} if weights is None else {name: one for name, one in weights.made.items() if name in names - stored.keys()}
+    return StageWeights(stored=stored, made=made, open_storage=open_storage) if stored or made else None
 
 
 def open_model(factory: Callable[[], nn.Module], source: WeightSource) -> tuple[nn.Module, ModelWeights]:

@@ -63,6 +63,7 @@ class StageModule(nn.Module):
     stages; gradients are sent back for those in `differentiable`. `shared` maps each parameter that other stages use
     too to its common name: these gradients must be summed. `other_names` maps names that the model has for tensors of
     the stage, but the stage has not, to those that the stage has. `carried` is what a forward leaves for the next one.
+    `fixed` names the tensors, each by its first name, that no step is to change: checkpoints do without them.
     """
 
     def __init__(
@@ -88,6 +89,18 @@ class StageModule(nn.Module):
         self.other_names = dict(other_names)
         self.carried = carried
         self.training_modes = dict(training)
+        self.fixed: frozenset[str] = frozenset()
+        self._settled: dict[str, tuple[Tensor, int]] = {}
+
+    def settle(self) -> None:
+        """Note what the `fixed` tensors are, so that one that code changes all the same is seen."""
+        named = (*self.named_buffers(remove_duplicate=False), *self.named_parameters(remove_duplicate=False))
+        self._settled = {name: (tensor, tensor._version) for name, tensor in named if name in self.fixed}
+
+    def is_fixed(self, name: str, tensor: Tensor) -> bool:
+        """Return whether `tensor`, by its first name, is one of the `fixed`, and as it was."""
+        before, version = self._settled.get(name, (tensor, tensor._version))
+        return name in self.fixed and before is tensor and version == tensor._version
 
     def forward(
         self, values: Mapping[str, Tensor], seed: tuple[int, int, int] | None = None

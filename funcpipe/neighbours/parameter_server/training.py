@@ -89,7 +89,7 @@ def check_servable(job: Job, updates: Updates) -> None:
 def stored_job(job: Job, storage: Storage, run: str) -> ServerJob:
     """`job` as it is sent; its data is put into `storage`. Raises DataError, PlanError or ModelError."""
     data = RunData.of(job)
-    (stage,) = make_stages(job, data)
+    (stage,) = make_stages(job, data, divides=False)
     for name, contents in data.objects():
         storage.put(data_key(run, name), contents)
     return ServerJob(bundle=stage.bundle, tensors=stage.tensors, seed=job.seed)

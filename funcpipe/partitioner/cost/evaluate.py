@@ -239,19 +239,20 @@ def _function_life(loads: Loads, setting: Setting, iteration_s: float) -> tuple[
     """The cost of all functions besides iterations: seconds to hand over, and dollars to start them.
 
     The third value is how many iterations fit into a life, infinite where functions live without limit. In a hand-over
-    all functions wait until the slowest stage has written its parameters, optimiser state and buffers, and until its
-    successor, which is already running, has read them.
+    all functions wait until the slowest stage has written its parameters and optimiser state, and until its successor,
+    which is already running and has read what never changes, has read them.
     """
     spec = setting.spec
     if spec.lifetime_s is None:
         return 0.0, 0.0, math.inf
     gradients = 1  # a copy that is not handed over
-    state_bytes = (parameter_copies(setting) - gradients) * loads.parameter_bytes + loads.constant_bytes
+    state_bytes = (parameter_copies(setting) - gradients) * loads.parameter_bytes
     moved_s = state_bytes / loads.upload_bytes_s + state_bytes / loads.download_bytes_s
     hand_over_s = hand_over_time_s(float(moved_s.max()), spec.latency_s)
     one_usd = spec.price_invocation_usd + spec.price_put_usd + spec.price_get_usd
-    start_usd = setting.replicas * (len(moved_s) * one_usd + float(loads.price_usd_s.sum()) * spec.cold_start_s)
-    steps = max(1.0, (spec.lifetime_s - spec.cold_start_s - hand_over_s) // iteration_s) if iteration_s else math.inf
+    start_s = spec.cold_start_s + float((loads.constant_bytes / loads.download_bytes_s).max())
+    start_usd = setting.replicas * (len(moved_s) * one_usd + float(loads.price_usd_s.sum()) * start_s)
+    steps = max(1.0, (spec.lifetime_s - start_s - hand_over_s) // iteration_s) if iteration_s else math.inf
     return hand_over_s, start_usd, steps
 
 
