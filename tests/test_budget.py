@@ -25,9 +25,9 @@ class Size(NamedTuple):
 ROOMS = {
     "analysis": Size(365, 5, 18),
     "api": Size(517, 8, 12),
-    "cli": Size(2106, 13, 105),
-    "client": Size(4686, 51, 186),
-    "comm": Size(1218, 23, 53),
+    "cli": Size(2143, 13, 107),
+    "client": Size(4697, 51, 187),
+    "comm": Size(1233, 23, 55),
     "core": Size(3130, 127, 209),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
@@ -37,12 +37,12 @@ ROOMS = {
     "partitioner": Size(5277, 69, 251),
     "platforms": Size(5723, 94, 226),
     "profiler": Size(849, 10, 36),
-    "runstate": Size(2472, 40, 130),
+    "runstate": Size(2507, 40, 130),
     "scheduler": Size(1332, 26, 44),
     "show": Size(1649, 11, 92),
     "sweep": Size(1190, 23, 23),
     "testing": Size(723, 18, 21),
-    "training": Size(5376, 101, 193),
+    "training": Size(5382, 101, 194),
     "worker": Size(2188, 37, 44),
 }
 """The budget of each folder of `funcpipe`."""
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 80_720, 82, 19
+MODULES, LINES, EXPORTED, VERBS = 591, 80_900, 82, 19
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

@@ -7,6 +7,7 @@ by the file's extension.
 """
 
 import contextlib
+import json
 import os
 import re
 import stat
@@ -155,6 +156,52 @@ def write_model(state: Mapping[str, Any], path: str) -> None:
     partly = f"{path}.part"
     write_file(write_to, partly)
     write_file(partial(os.replace, partly), path)
+
+
+SHARD_BYTES = 1 << 30
+"""About how large the files of a model in a folder are: one of them is in memory at a time."""
+
+
+def is_folder(path: str | None) -> bool:
+    """Return True if a model is written into a folder of that name: it has no extension."""
+    return path is not None and not Path(path).suffix
+
+
+def write_shards(state: Mapping[str, Any], folder: str, shard_bytes: int = SHARD_BYTES) -> None:
+    """Write a `state_dict` into `folder` as Hugging Face does: safetensors files and their index, one after another.
+
+    Raises InputError if that fails, or if there are files in it.
+    """
+    if os.path.isdir(folder) and os.listdir(folder):
+        raise InputError(f"{folder} is a folder with files in it; name another one for the model")
+    try:
+        _write_shards(state, shard_bytes, folder)
+    except OSError as error:
+        raise InputError(f"{folder} cannot be written: {error}") from error
+
+
+def _write_shards(state: Mapping[str, Any], shard_bytes: int, folder: str) -> None:
+    from funcpipe.comm.weight_files import NAMES, make_file
+    from funcpipe.runstate.checkpoints import in_files
+
+    os.makedirs(folder, exist_ok=True)
+    paths: list[str] = []
+    weight_map: dict[str, int] = {}
+    total = 0
+    for part in in_files(state, shard_bytes):
+        for name, tensor in part.items():
+            if tensor.dtype not in NAMES or not _is_storable(tensor):
+                raise InputError(f"{folder} cannot hold {name!r}, a {tensor.dtype}: safetensors has no such value")
+            total += tensor.nbytes
+        weight_map |= dict.fromkeys(part, len(paths))
+        paths.append(os.path.join(folder, f"{len(paths)}.part"))
+        make_file(part)[0].write(paths[-1])
+    names = [f"model-{number:05d}-of-{len(paths):05d}{SAFETENSORS}" for number in range(1, len(paths) + 1)]
+    for path, name in zip(paths, names, strict=True):
+        os.replace(path, os.path.join(folder, name))
+    index = {"metadata": {"total_size": total}, "weight_map": {name: names[i] for name, i in weight_map.items()}}
+    with open(os.path.join(folder, "model.safetensors.index.json"), "w", encoding="utf-8") as file:
+        json.dump(index, file, indent=1)
 
 
 def write_somewhere(state: Mapping[str, Any], path: str, run: str) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from itertools import chain
 
 from funcpipe import show
-from funcpipe.cli.files import check_holds, check_model_file, free_model_file, write_model
+from funcpipe.cli.files import check_holds, check_model_file, free_model_file, is_folder, write_model, write_shards
 from funcpipe.cli.options import Choice, argument, group, not_negative, option, positive, whole
 from funcpipe.cli.verbs import Options, verb
 from funcpipe.core import to_text
@@ -75,22 +75,27 @@ def clean(options: Options) -> None:
     option("--step N", "the model after N steps (default: the newest saved)", whole(0)),
     option(
         "-o --output FILE",
-        "the file: .safetensors, or .pt or .pth with torch.save (default: model.safetensors)",
+        "the file: .safetensors, or .pt or .pth with torch.save (default: model.safetensors); without an extension, a "
+        "folder of safetensors files, of which one at a time is in memory",
         writes="",
     ),
 )
 def export(options: Options) -> None:
-    """Write the model of a run to a file: of one that has finished, was stopped, or still trains."""
+    """Write the model of a run to a file or a folder: of one that has finished, was stopped, or still trains."""
     path = free_model_file() if options.output is None else str(options.output)
-    check_model_file(path)
-    from funcpipe.client.follow.export import load_saved
+    from funcpipe.client.follow.export import load_saved, open_saved
 
-    saved = load_saved(options.name, storage=options.storage, step=options.step)
-    state = saved.state_dict()
-    check_holds(path, state)
-    write_model(state, path)
-    summary = {"run": saved.run, "step": saved.step, "steps": saved.steps, "model": path}
-    said = f"run {saved.run}: the model after step {saved.step} of {saved.steps}: {path}"
+    if is_folder(path):
+        step, steps, state = open_saved(options.name, storage=options.storage, step=options.step)
+        write_shards(state, path)
+    else:
+        check_model_file(path)
+        saved = load_saved(options.name, storage=options.storage, step=options.step)
+        step, steps, held = saved.step, saved.steps, dict(saved.state_dict())
+        check_holds(path, held)
+        write_model(held, path)
+    summary = {"run": options.name, "step": step, "steps": steps, "model": path}
+    said = f"run {options.name}: the model after step {step} of {steps}: {path}"
     show.show(options.json, show.as_json(summary), lambda: said)
 
 

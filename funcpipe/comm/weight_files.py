@@ -14,6 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -72,19 +73,15 @@ def read_header(storage: Storage, url: str, key: str) -> dict[str, StoredTensor]
     """
     place = WeightFile(url=url, key=key, header_bytes=0, header_sha256="").place
     try:
-        begin = storage.get(key, stop=_FIRST_BYTES)
+        head = read_head(storage, key)
     except KeyMissing:
         raise DataError(f"there is no file of weights {place}; give a folder or a file that is there") from None
-    header_bytes = _LENGTH.size + (_LENGTH.unpack_from(begin)[0] if len(begin) >= _LENGTH.size else _MOST_HEADER_BYTES)
-    if header_bytes >= _MOST_HEADER_BYTES:
-        raise DataError(f"{place} is no safetensors file: it does not begin with a header's length")
-    head = begin[:header_bytes]
-    head += storage.get(key, start=len(head), stop=header_bytes) if len(head) < header_bytes else b""
+    except ValueError as error:
+        raise DataError(f"{place} is no safetensors file: {error}") from error
+    header_bytes = len(head)
     file = WeightFile(url=url, key=key, header_bytes=header_bytes, header_sha256=hashlib.sha256(head).hexdigest())
     try:
-        found = {
-            name: _stored(file, entry) for name, entry in json.loads(head[_LENGTH.size :]).items() if name != _META
-        }
+        found = {name: _stored(file, entry) for name, entry in entries_of(head).items()}
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise DataError(f"the header of {place} cannot be read: {error}; write the file again") from error
     end = max((tensor.stop for tensor in found.values()), default=header_bytes)
@@ -94,6 +91,21 @@ def read_header(storage: Storage, url: str, key: str) -> dict[str, StoredTensor]
 
 
 _META = "__metadata__"
+
+
+def read_head(storage: Storage, key: str) -> bytes:
+    """Return the beginning of a safetensors file, up to the first tensor. Raises ValueError for another file."""
+    begin = storage.get(key, stop=_FIRST_BYTES)
+    header_bytes = _LENGTH.size + (_LENGTH.unpack_from(begin)[0] if len(begin) >= _LENGTH.size else _MOST_HEADER_BYTES)
+    if header_bytes >= _MOST_HEADER_BYTES:
+        raise ValueError("it does not begin with a header's length")
+    head = begin[:header_bytes]
+    return head + (storage.get(key, start=len(head), stop=header_bytes) if len(head) < header_bytes else b"")
+
+
+def entries_of(head: bytes) -> dict[str, Any]:
+    """Return what the head of a file says of each tensor, by name. Raises ValueError or AttributeError if nothing."""
+    return {name: entry for name, entry in json.loads(head[_LENGTH.size :]).items() if name != _META}
 
 
 def _stored(file: WeightFile, entry: Mapping[str, object]) -> StoredTensor:
@@ -187,13 +199,20 @@ class TensorFile:
         """Return the file."""
         return b"".join([self.header, *map(_raw, self.tensors)])
 
+    def write(self, path: str) -> None:
+        """Write the file to `path`."""
+        with open(path, "wb") as file:
+            file.write(self.header)
+            for tensor in self.tensors:
+                file.write(_raw(tensor))
+
 
 def make_file(tensors: Mapping[str, Tensor]) -> tuple[TensorFile, dict[str, StoredTensor]]:
     """Return the file of `tensors`, which have dtypes that the format has, and their places in it, by name."""
     ordered = sorted(tensors.items(), key=lambda item: (-item[1].dtype.itemsize, item[0]))
     digests = {name: sha256_of(tensor) for name, tensor in ordered}
     ends = list(accumulate((tensor.numel() * tensor.dtype.itemsize for _, tensor in ordered), initial=0))
-    entries: dict[str, object] = {_META: {"sha256": json.dumps(digests)}}
+    entries: dict[str, object] = {_META: {"format": "pt", "sha256": json.dumps(digests)}}
     for (name, tensor), start, stop in zip(ordered, ends, ends[1:], strict=False):
         entries[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [start, stop]}
     text = json.dumps(entries, separators=(",", ":")).encode()

@@ -6,16 +6,18 @@ writer that is interrupted at any byte leaves earlier checkpoints intact, and at
 A stage whose optimiser is divided over its replicas is saved in parts, each by its replica with its own manifest.
 """
 
+import functools
 import hashlib
 import logging
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import safetensors.torch
 import torch
 from torch import Tensor
 
+from funcpipe.comm.weight_files import entries_of, read_head
 from funcpipe.core import Manifest, ReplicaMark, StoredFile, WorkerId, worker_name
 from funcpipe.errors import CorruptMessage, KeyMissing, ModelError, RunUnknown
 from funcpipe.platforms.base import Storage
@@ -244,6 +246,30 @@ class Checkpoints:
             transient=frozenset(manifest.transient),
             settings=settings_from_text(manifest.settings),
         )
+
+    def open(self, stage: int, name: str) -> tuple[Manifest, dict[str, Callable[[], Tensor]]]:
+        """Return the manifest called `name`, and what reads each tensor of that checkpoint, by name.
+
+        One file at a time is in memory. Raises KeyMissing, or CorruptMessage, and so does each reading.
+        """
+        manifest = get_listed_document(self._storage, Manifest, self._keys.checkpoint(stage, name))
+        newest: list[tuple[str, dict[str, Tensor]]] = []
+
+        def read(file: StoredFile, tensor: str) -> Tensor:
+            if not newest or newest[0][0] != file.name:
+                newest.clear()
+                newest.append((file.name, self._tensors(stage, file)))
+            return newest[0][1][tensor]
+
+        readers: dict[str, Callable[[], Tensor]] = {}
+        for file in manifest.files:
+            key = self._keys.checkpoint(stage, file.name)
+            try:
+                names = [one.removeprefix(_PAIRS) for one in entries_of(read_head(self._storage, key))]
+            except (ValueError, AttributeError) as error:
+                raise CorruptMessage(f"{key} is no safetensors file: {error}") from error
+            readers |= {one: functools.partial(read, file, one) for one in names}
+        return manifest, readers
 
     def delete(self, stage: int, names: Collection[str], index: CheckpointIndex) -> None:
         """Delete checkpoints of `stage` by the names of their manifests, which go first; then their files.

@@ -5,7 +5,7 @@ make another. What a run has cost is in its heartbeats and reports.
 """
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -89,7 +89,10 @@ def request_usd(requests: CountsByKind, prices: PlatformSpec, stores: Stores, *,
 
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from funcpipe.runstate.base import StoredBase
+    from funcpipe.runstate.state_dict import StateDict
     from funcpipe.training.state import StageState
 
 
@@ -210,6 +213,25 @@ class RunReader:
         if self.record.plan.trains_locally:
             return self.models_of_replicas(step, 1)[0]
         return self._joined(self.saved[step])
+
+    def open_model(self, step: int) -> "StateDict":
+        """Return the `state_dict` of what was learned until after `step` steps, read when it is asked for.
+
+        That of replicas that train alone is read at once. Raises as `model`.
+        """
+        from funcpipe.runstate.checkpoints import Checkpoints
+        from funcpipe.runstate.state_dict import StateDict
+        from funcpipe.training.state import as_state_dict
+
+        if step not in self.saved or self.record.plan.trains_locally:
+            return StateDict(self.model(step).state_dict())
+        places: dict[str, Callable[[], Tensor]] = {}
+        checkpoints = Checkpoints(self.storage, self.keys)
+        for stage, manifests in enumerate(self.saved[step]):
+            for name in manifests:
+                manifest, readers = checkpoints.open(stage, name)
+                places |= as_state_dict(readers, manifest.aliases, manifest.transient)
+        return StateDict(places)
 
     def models_of_replicas(self, step: int, replicas: int) -> "tuple[StageState, ...]":
         """Return the whole model after `step` steps as each of the first `replicas` has it. Raises as `model`."""

@@ -7,9 +7,9 @@ a run can be resumed under another plan.
 
 import contextlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +29,8 @@ from funcpipe.training.optimizers import (
     select_optimizer,
     tensor_names_in,
 )
+
+_T = TypeVar("_T")
 
 MODEL, AVERAGED = "model/", "averaged/"
 
@@ -99,6 +101,13 @@ class StageState:
     def _attributes(self) -> Attributes:
         with mismatch_is_corrupt():
             return decode_attributes(self.settings.get(ATTRIBUTES, {}), self.tensors)
+
+
+def as_state_dict(places: Mapping[str, _T], aliases: Mapping[str, str], transient: Collection[str]) -> dict[str, _T]:
+    """What stands for the tensors of a state in `places`, under the names of the model's `state_dict`."""
+    held = {name.removeprefix(MODEL): place for name, place in places.items() if name.startswith(MODEL)}
+    held |= {alias: held[name] for alias, name in aliases.items() if name in held}
+    return of_model({name: place for name, place in held.items() if name not in transient})
 
 
 def capture_state(stage: nn.Module, optimizer: torch.optim.Optimizer | None, norm: GradientNorm) -> StageState:

@@ -1,6 +1,7 @@
 """Runs with frozen parameters: these are in no checkpoint and no exchange, and are uploaded at most once."""
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,16 +15,19 @@ from torch import Tensor, nn
 
 from funcpipe import FuncPipe, export
 from funcpipe.api import training
+from funcpipe.cli.files import write_shards
+from funcpipe.client.follow.export import open_saved
 from funcpipe.client.prepare.frozen import mark_fixed
 from funcpipe.client.prepare.session import Session, Site, session_on
-from funcpipe.client.prepare.weights import ModelWeights
+from funcpipe.client.prepare.weights import ModelWeights, find_weights
 from funcpipe.comm.signature import PROOF_BYTES
-from funcpipe.core import FaultTolerance, Outcome, Plan
-from funcpipe.errors import CorruptMessage, PlanError, RunUnknown, WorkerFailed
+from funcpipe.core import FaultTolerance, Outcome, Plan, StoredFile
+from funcpipe.errors import CorruptMessage, InputError, InvalidValue, PlanError, RunUnknown, WorkerFailed
 from funcpipe.model.graph import trace
 from funcpipe.model.split import split
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import load_spec
+from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.testing.faults import FunctionFaults
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform, one_at_a_time
@@ -288,3 +292,34 @@ def test_a_fixed_tensor_that_code_changes_all_the_same_is_saved() -> None:
     restore_state(after, stage, None, GradientNorm())
     with pytest.raises(CorruptMessage, match="does not match its stage"):
         restore_state(before, stage, None, GradientNorm())
+
+
+def test_a_run_is_exported_shard_by_shard(tmp_path: Path) -> None:
+    threads = Threads()
+    _, result = threads.train(made(), planned(2))
+    step, steps, state = open_saved(RUN, storage=threads.storage)
+    assert (step, steps) == (4, 4)
+    seen: list[str] = []
+    read = Checkpoints._tensors
+
+    def counted(self: Checkpoints, stage: int, file: StoredFile) -> dict[str, Tensor]:
+        seen.append(file.name)
+        return read(self, stage, file)
+
+    with mock.patch.object(Checkpoints, "_tensors", counted):
+        write_shards(state, str(tmp_path / "model"), shard_bytes=600)
+    assert len(seen) == 2, "each file of the checkpoint is read once"
+    index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())
+    assert len(set(index["weight_map"].values())) > 3
+    assert set(index["weight_map"].values()) == {file.name for file in (tmp_path / "model").glob("*.safetensors")}
+    found = {
+        name: tensor
+        for file in (tmp_path / "model").glob("*.safetensors")
+        for name, tensor in safetensors.torch.load_file(file).items()
+    }
+    assert same(found, result.state_dict())
+    assert find_weights(tmp_path / "model").keys() == found.keys()
+    with pytest.raises(InputError, match="is a folder with files in it"):
+        write_shards(state, str(tmp_path / "model"))
+    with pytest.raises(InvalidValue, match="must be a step that run adapted has saved"):
+        open_saved(RUN, storage=threads.storage, step=3)

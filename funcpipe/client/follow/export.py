@@ -137,21 +137,38 @@ def load_saved(run: str, *, storage: str | Storage, step: int | None = None) -> 
     return read_saved(run, signed(open_storage(storage) if isinstance(storage, str) else storage), step=step)
 
 
+def open_saved(run: str, *, storage: str | Storage, step: int | None = None) -> tuple[int, int, StateDict]:
+    """The step of the model that `export` reads, the steps of the run, and its `state_dict`, of which no tensor is read
+    before it is asked for, and a file at a time is in memory.
+    """
+    own = signed(open_storage(storage) if isinstance(storage, str) else storage)
+    reader = RunReader.newest(own, run)
+    chosen = _steps_of(reader, step)[0]
+    base = StateDict(reader.base.state_readers(opening(own, open_storage)))
+    return chosen, reader.record.steps, base.replaced(reader.open_model(chosen))
+
+
+def _steps_of(reader: RunReader, step: int | None) -> list[int]:
+    """The steps whose model is wanted, the newest first. Raises InvalidValue or RunUnknown if there is none."""
+    run, record, saved = reader.keys.run, reader.record, reader.saved
+    if step is not None and step not in saved:
+        rule = f"must be a step that run {run} has saved: {', '.join(map(str, sorted(saved))) or 'there is none'}"
+        raise InvalidValue("step", step, rule)
+    if not saved:
+        raise RunUnknown(
+            f"run {run} has not saved its model yet, of {record.steps} steps; try again later, or train with a "
+            "shorter interval between checkpoints (--checkpoint)"
+        )
+    return list(saved) if step is None else [step]
+
+
 def read_saved(run: str, own: Storage, *, step: int | None = None) -> SavedModel:
     """The same from a storage that is signed already."""
     damage = ""
     for _ in range(_LOOKUPS):
         reader = RunReader.newest(own, run)
-        record, saved = reader.record, reader.saved
-        if step is not None and step not in saved:
-            rule = f"must be a step that run {run} has saved: {', '.join(map(str, sorted(saved))) or 'there is none'}"
-            raise InvalidValue("step", step, rule)
-        if not saved:
-            raise RunUnknown(
-                f"run {run} has not saved its model yet, of {record.steps} steps; try again later, or train with a "
-                "shorter interval between checkpoints (--checkpoint)"
-            )
-        for one in saved if step is None else (step,):
+        record = reader.record
+        for one in _steps_of(reader, step):
             try:
                 state, base = reader.model(one), reader.base.state_readers(opening(own, open_storage))
                 return SavedModel(run=run, step=one, steps=record.steps, state=state, base=StateDict(base))
