@@ -176,12 +176,14 @@ class FunctionGroup:
             function.has_ended()
         return status
 
-    def runs(self, started: StartedFunction) -> bool:
-        """Return True if any function, of this group or not, still runs."""
+    def runs(self, started: StartedFunction) -> bool | None:
+        """Return True if any function, of this group or not, still runs; None if the platform cannot say."""
         try:
             return self.platform.status(started.handle).state is State.RUNNING
-        except PlatformError:
-            return False
+        except PlatformError as error:
+            name, worker = started.handle.name, started.worker
+            _log.warning("function %s of worker %s may still run, as its platform cannot say: %s", name, worker, error)
+            return None
 
     def stop(self, functions: Iterable[WatchedFunction] | None = None) -> None:
         """End `functions`, by default all that are `left`."""

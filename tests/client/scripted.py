@@ -50,7 +50,7 @@ def spec_with(sizes_mb: tuple[int, ...] = SIZES_MB) -> PlatformSpec:
 class Scripted(PlainKeys):
     """A platform of which only the sizes `deployed_mb` can be run, and that fails to start the next `busy` functions.
 
-    `ended` holds the status of functions by name.
+    `ended` holds the status of functions by name; of those that are `unknown` it cannot say one.
     """
 
     spec: PlatformSpec = field(default_factory=spec_with)
@@ -60,6 +60,7 @@ class Scripted(PlainKeys):
     ended: dict[str, Status] = field(default_factory=dict)
     stopped: set[str] = field(default_factory=set)
     busy: int = 0
+    unknown: set[str] = field(default_factory=set)
 
     def check(self, plan: Plan, *, run_s: float | None = None) -> None:
         for stage in plan.stages:
@@ -75,6 +76,8 @@ class Scripted(PlainKeys):
         return Handle(worker=worker.worker, name=f"{worker.worker}-{worker.attempt}")
 
     def status(self, handle: Handle) -> Status:
+        if handle.name in self.unknown:
+            raise PlatformError("nobody answers")
         return self.ended.get(handle.name, Status(state=State.RUNNING))
 
     def stop(self, handle: Handle) -> None:

@@ -375,6 +375,24 @@ def test_a_client_that_attaches_counts_what_was_spent_before() -> None:
     assert made.cost_usd == pytest.approx(0.25 + made.compute_usd + made.request_usd)
 
 
+def test_a_function_that_may_run_counts_for_a_client_that_attaches_until_it_is_known(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    run = Run()
+    run.start()
+    run.platform.unknown, supervisor = {"s1.r0-0"}, run.supervisor()
+    for spec in load_worker_specs(run.storage, KEYS):
+        supervisor.attach(spec)
+    (function,) = [function for function in supervisor.functions() if function.started.worker == "s1.r0"]
+    assert (function.ended_s, function.is_unknown) == (None, True)
+    said = "function s1.r0-0 of worker s1.r0 may still run, as its platform cannot say: nobody answers"
+    assert caplog.messages.count(said) == 1
+    run.platform.unknown = set()
+    assert supervisor.poll() == 6
+    assert function.runs  # as it did all the time: it was not started again, and its seconds count
+    assert run.platform.stopped == set()
+
+
 @pytest.mark.parametrize(("keep", "error", "left"), [(True, None, 0), (True, "failed", 6), (False, "failed", 0)])
 def test_who_starts_a_function_of_a_run_that_is_to_be_deleted_can_see_that(
     keep: bool, error: str | None, left: int

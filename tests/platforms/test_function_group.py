@@ -92,7 +92,7 @@ def test_a_group_ends_what_may_run_when_it_is_left() -> None:
     assert functions[1].status == Status(state=State.FAILED, reason="is not known any more: no answer")
     assert [function.watched_s() for function in functions] == [5.0, 5.0, 7.0]
     assert sorted(platform.stopped) == ["function 2", "function 3"]
-    assert [group.runs(function.started) for function in functions] == [False, False, True]
+    assert [group.runs(function.started) for function in functions] == [False, None, True]
 
 
 def test_a_function_that_can_be_neither_asked_for_nor_stopped_counts_until_it_is(

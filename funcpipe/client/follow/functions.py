@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from funcpipe.core import CountsByKind, Heartbeat, Outcome, WorkerSpec
@@ -82,16 +82,22 @@ def joined(function: StartedFunction, beat: Heartbeat | None) -> WatchedFunction
 
 
 def attached(
-    storage: Storage, keys: Keys, worker: str, runs: Callable[[StartedFunction], bool]
+    storage: Storage, keys: Keys, worker: str, runs: Callable[[StartedFunction], bool | None]
 ) -> list[WatchedFunction]:
-    """The functions of a worker that others have started; `runs` says which of them still run."""
+    """The functions of a worker that others have started; `runs` says which of them still run, None of one that may."""
     started, now_s = list_functions(storage, keys, worker), time.monotonic()
     beat = newest_heartbeat(storage, keys, worker)
     ran_s = _function_seconds(started, beat)
-    return [
-        joined(function, beat) if runs(function) else WatchedFunction(function, now_s, seconds, ended_s=now_s)
-        for function, seconds in zip(started, ran_s, strict=True)
-    ]
+    found = []
+    for function, seconds in zip(started, ran_s, strict=True):
+        match runs(function):
+            case True:
+                found.append(joined(function, beat))
+            case False:
+                found.append(WatchedFunction(function, now_s, seconds, ended_s=now_s))
+            case None:
+                found.append(replace(joined(function, beat), is_unknown=True))
+    return found
 
 
 def unwatched_functions(storage: Storage, keys: Keys, watched: Sequence[WatchedFunction] = ()) -> list[WatchedFunction]:
