@@ -1,5 +1,6 @@
 """The predictions for one iteration of a plan and for a whole job, and how the plan was found."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
@@ -161,7 +162,8 @@ class JobEstimate:
     requests of functions, besides their work. `client` counts the client's own requests. The earlier cost of the run is
     `earlier_usd`, `hours_usd` pays for stores that cost by the hour, while the run lasts, and `traffic_usd` for what
     the client downloads. Logs and the watchdog of a deployment are not in it. `prices_note` says which prices are
-    another region's.
+    another region's. `start_parts` are seconds of a start, of the function that takes longest, by the names of
+    `StartPart`.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.job-estimate/1"
@@ -180,6 +182,7 @@ class JobEstimate:
     hours_usd: float = 0.0
     traffic_usd: float = 0.0
     prices_note: str = ""
+    start_parts: Mapping[str, float] = field(default_factory=dict, hash=False)
 
     @property
     def items(self) -> dict[str, JobItem]:

@@ -7,9 +7,11 @@ from typing import ClassVar, Protocol
 
 from funcpipe.core import checks
 from funcpipe.core.bill import Bill, RunAccount
+from funcpipe.core.json_form import IF_CHANGED
 from funcpipe.core.plan import Plan
 from funcpipe.core.runstate import Outcome, RunRef
 from funcpipe.core.settings import FaultTolerance, RunLimits
+from funcpipe.core.start import StartTimes
 from funcpipe.core.stores import CountsByKind, RequestCounts
 from funcpipe.core.texts import worker_name
 from funcpipe.core.validation import ValidationReport
@@ -48,7 +50,7 @@ class FunctionSpec(RunRef):
 
     The function's code is loaded only if its SHA-256 is `bundle_sha256`. `message_deadline_s` is how long the run waits
     for a message. `log_level` is what `core.logs.read_levels` reads, and `run_key` the text of the run's RunKey, which
-    is in no payload that lies in storage.
+    is in no payload that lies in storage. It was `invoked_at_s`, by the clock of who invoked it; 0 is unknown.
     """
 
     attempt: int
@@ -56,6 +58,7 @@ class FunctionSpec(RunRef):
     message_deadline_s: float
     log_level: str = "INFO"
     run_key: str = field(default="", repr=False)
+    invoked_at_s: float = field(default=0.0, compare=False, metadata=IF_CHANGED)
 
     def __post_init__(self) -> None:
         checks.filled("run", self.run)
@@ -187,7 +190,7 @@ class WorkerReport:
     `retryable` says whether another attempt may succeed; `out_of_memory` whether the failure was a lack of memory.
     It is billed for `alive_s`; `uses` says what these seconds went to, by the names of `Use`. Its first step was
     `first_step`, None if it never came so far. `instructions` are those of its processor that torch used. `by_kind` are
-    its requests for each kind of object. Older reports lack `by_kind`, `uses` and `first_step`.
+    its requests for each kind of object, and `start` is what its start took.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.report/1"
@@ -215,6 +218,7 @@ class WorkerReport:
     by_kind: CountsByKind | None = None
     uses: Mapping[str, float] = field(default_factory=dict, hash=False)
     first_step: int | None = None
+    start: StartTimes | None = None
 
     @property
     def counts(self) -> CountsByKind:

@@ -9,6 +9,7 @@ from funcpipe.core import checks
 from funcpipe.core.choices import Precision
 from funcpipe.core.json_form import IF_CHANGED
 from funcpipe.core.plan import Plan
+from funcpipe.core.start import StartTimes
 from funcpipe.core.stores import CountsByKind, RequestCounts
 from funcpipe.core.validation import ValidationReport
 
@@ -225,7 +226,7 @@ class Heartbeat:
     generation have cost in addition, by this worker's estimate. `requests` are the attempt's own, with this heartbeat,
     and `by_kind` the same for each kind of object; older heartbeats lack it. `run_usd` has the hours of stores.
     `saved_step` is the newest step whose checkpoint the worker knows of; `sent_at_s` is the time by its own clock.
-    `instructions` are those of its processor that torch uses.
+    `instructions` are those of its processor that torch uses. `start` is what its start took, once that is over.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.heartbeat/1"
@@ -249,6 +250,7 @@ class Heartbeat:
     run_requests_usd: float = 0.0
     requests: RequestCounts = field(default_factory=RequestCounts)
     by_kind: CountsByKind | None = None
+    start: StartTimes | None = None
 
     @property
     def counts(self) -> CountsByKind:

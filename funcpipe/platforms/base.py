@@ -2,14 +2,15 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
 from funcpipe.core import CountsByKind, Invocation, Plan, PlatformSpec, RequestCounts
 from funcpipe.core.logs import RawLine
+from funcpipe.core.start import Readiness, StartPart, StartTimes
 from funcpipe.core.stores import DEFAULT
 from funcpipe.errors import PlatformRefused
 from funcpipe.platforms.process import PeakMemory
@@ -106,13 +107,62 @@ class OpenStorage(Protocol):
         """
 
 
+class StartClock:
+    """Measures the parts of a function's start, which began in an environment of some `readiness`."""
+
+    def __init__(
+        self,
+        readiness: Readiness = Readiness.COLD,
+        parts: Mapping[StartPart, float] | None = None,
+        *,
+        ready: Callable[[StartTimes], object] | None = None,
+    ) -> None:
+        """`parts` are over already. `ready` is called when the function is ready for its first step."""
+        self.readiness = readiness
+        self._seconds = dict(parts or {})
+        self._ready = ready
+        self._first_step_s: float | None = None
+
+    @contextmanager
+    def part(self, part: StartPart) -> Iterator[None]:
+        """Measure what is done within this context as `part`."""
+        began_s = time.monotonic()
+        try:
+            yield
+        finally:
+            self.add(part, time.monotonic() - began_s)
+
+    def add(self, part: StartPart, seconds: float) -> None:
+        """Count so many seconds as `part`."""
+        self._seconds[part] = self._seconds.get(part, 0.0) + seconds
+
+    def end(self, billed_s: float) -> None:
+        """The function is ready for its first step, `billed_s` after it began: what is not known is the set-up."""
+        known_s = sum(seconds for part, seconds in self._seconds.items() if part is not StartPart.ENVIRONMENT)
+        self._seconds[StartPart.SETUP] = max(billed_s - known_s, 0.0)
+        if self._ready is not None:
+            self._ready(self.times)
+
+    def step_ended(self, seconds: float) -> None:
+        """Note the time of the first step; of later ones nothing."""
+        if self._first_step_s is None:
+            self._first_step_s = seconds
+
+    @property
+    def times(self) -> StartTimes:
+        """What is known so far."""
+        parts = {part.value: self._seconds[part] for part in StartPart if part in self._seconds}
+        return StartTimes(readiness=self.readiness, parts=parts, first_step_s=self._first_step_s)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invoked:
     """The time at which a function was invoked: `at_s`, by its monotonic clock, before it has loaded anything.
 
     Its platform ends it `lifetime_s` later, where it says so, and bills it for `init_s` before it: the time to make its
-    environment ready, of which it is the first invocation. `meter` counts the storage requests of the invocation, and
-    `memory` knows the most memory that it has used.
+    environment ready, of which it is the first invocation. `meter` counts the storage requests of the invocation,
+    `memory` knows the most memory that it has used, and `start` what its start takes. `template` is what the process
+    that it was forked from has loaded for it.
     """
 
     at_s: float = field(default_factory=time.monotonic)
@@ -120,6 +170,8 @@ class Invoked:
     init_s: float = 0.0
     meter: RequestMeter = field(default_factory=RequestMeter)
     memory: PeakMemory = field(default_factory=PeakMemory)
+    start: StartClock = field(default_factory=StartClock)
+    template: object = None
 
     @property
     def billed_s(self) -> float:

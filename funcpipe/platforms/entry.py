@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import importlib
 import importlib.util
 import logging
 import os
@@ -16,9 +17,10 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from funcpipe.core.backoff import Backoff
+from funcpipe.core.start import Readiness, StartPart
 from funcpipe.errors import InputError, KeyMissing, StorageError, WorkerFailed
 from funcpipe.platforms import process as allocator
-from funcpipe.platforms.base import Invoked, Storage
+from funcpipe.platforms.base import Invoked, StartClock, Storage
 from funcpipe.platforms.catalog import open_platform, open_storage
 
 _log = logging.getLogger(__name__)
@@ -31,6 +33,8 @@ STOP_RETRIES = Backoff(first_s=STOP_POLL_S, most_s=30.0)
 
 STOPPED = 77
 """The exit code of a function that was asked to stop."""
+
+_TORCH, _WORKER = "torch", "funcpipe.worker.attempt"
 
 _STAT = Path("/proc/self/stat")
 _START_TIME = 22 - 3  # of the fields after the process's name
@@ -86,20 +90,47 @@ if importlib.util.find_spec("funcpipe.client") is None:  # in an image: see `sha
     sys.meta_path.append(_LeftOut())
 
 
-class InitTime:
-    """The time to make an environment ready, which its platform bills with its first invocation."""
+class Environment:
+    """The environment of a cloud's functions, one after the other; its platform bills its start with the first one."""
 
-    def __init__(self, seconds: float = 0.0) -> None:
-        self._seconds = seconds
+    def __init__(self, interpreter_s: float = 0.0) -> None:
+        self._parts = {StartPart.INTERPRETER: interpreter_s} if interpreter_s else {}
+        self._lock = threading.Lock()
+        self._is_used = False
 
-    def add(self, seconds: float) -> None:
-        """Count so many seconds."""
-        self._seconds += seconds
+    def load(self) -> None:
+        """Import what functions need, before the first of them is invoked."""
+        for part, name in ((StartPart.TORCH, _TORCH), (StartPart.MODULES, _WORKER)):
+            began_s = time.monotonic()
+            importlib.import_module(name)
+            with self._lock:
+                self._parts[part] = time.monotonic() - began_s
 
-    def take(self) -> float:
-        """Return all seconds, the first time; nothing from then on."""
-        seconds, self._seconds = self._seconds, 0.0
-        return seconds
+    def load_within(self, seconds: float) -> None:
+        """Begin to import what functions need; return once it is there, but not later than in so many seconds.
+
+        The first function waits for the rest.
+        """
+        loading = threading.Thread(target=self.load, name="funcpipe-load", daemon=True)
+        began_s = time.monotonic()
+        loading.start()
+        loading.join(seconds)
+        with self._lock:
+            if loading.is_alive():
+                part = StartPart.MODULES if StartPart.TORCH in self._parts else StartPart.TORCH
+                self._parts[part] = time.monotonic() - began_s - self._parts.get(StartPart.TORCH, 0.0)
+
+    def invoked(self, *, at_s: float | None = None, lifetime_s: float | None = None) -> Invoked:
+        """Return what the next function of this environment is told of its invocation, now or `at_s`."""
+        with self._lock:
+            parts, self._parts = self._parts, {}
+            is_used, self._is_used = self._is_used, True
+        return Invoked(
+            at_s=time.monotonic() if at_s is None else at_s,
+            lifetime_s=lifetime_s,
+            init_s=sum(parts.values()),
+            start=StartClock(Readiness.REUSED if is_used else Readiness.COLD, parts),
+        )
 
 
 def process_age_s() -> float:
@@ -115,11 +146,20 @@ def main(payload: str, invoked: Invoked | None = None) -> None:
 
     The function was `invoked` just now, unless that says otherwise.
     """
-    invoked = invoked or Invoked()
-    from funcpipe.worker import invocation  # torch loads here, not in the start-up phase, which AWS cuts off after 10 s
+    if invoked is None:
+        invoked = Invoked(start=StartClock(Readiness.IMPORTED if _TORCH in sys.modules else Readiness.COLD))
+    with invoked.start.part(StartPart.MODULES):
+        from funcpipe.worker import invocation
 
     there = functools.partial(open_storage, first_s=None)  # the client has put what this function reads
     invocation.main(payload, open_storage=there, open_platform=open_platform, invoked=invoked)
+
+
+def load(payload: str) -> object:
+    """Return what functions with this payload, and others of its stage, may find loaded (`Invoked.template`)."""
+    from funcpipe.worker import invocation
+
+    return invocation.load(payload, open_storage=functools.partial(open_storage, first_s=None))
 
 
 def run(payload: str, invoked: Invoked) -> None:

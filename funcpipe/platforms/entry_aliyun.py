@@ -6,7 +6,6 @@ when the service will end an event (https://www.alibabacloud.com/help/en/functio
 November 2026), so its age counts from its arrival.
 """
 
-import importlib
 import json
 import os
 import time
@@ -27,7 +26,7 @@ _CREDENTIALS = {
 }
 _OF_TIMER = {"triggerName", "triggerTime", "payload"}
 _DONE, _FAILED = 200, 404
-_INIT = entry.InitTime()
+_ENVIRONMENT = entry.Environment()
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -43,12 +42,11 @@ class Handler(BaseHTTPRequestHandler):
         request = self.headers.get("x-fc-request-id", "")
         match self.path:
             case "/initialize":
-                importlib.import_module("funcpipe.worker.attempt")  # torch loads before the first event
-                _INIT.add(time.monotonic() - began_s)
+                _ENVIRONMENT.load()  # torch loads before the first event
                 self._answer(_DONE, {"ready": True})
             case "/invoke":
                 print(f"FC Invoke Start RequestId: {request}", flush=True)
-                self._invoke(_payload(body.decode()), Invoked(at_s=began_s, init_s=_INIT.take()))
+                self._invoke(_payload(body.decode()), _ENVIRONMENT.invoked(at_s=began_s))
                 print(f"FC Invoke End RequestId: {request}", flush=True)
             case path:
                 self._answer(_FAILED, {"errorMessage": f"there is no {path}", "errorType": "NotFound"})

@@ -19,6 +19,7 @@ from typing import ClassVar, Self
 
 from funcpipe.core import Invocation
 from funcpipe.core.backoff import Backoff
+from funcpipe.core.run import FunctionSpec
 from funcpipe.errors import PlatformBusy, PlatformError
 from funcpipe.platforms.base import Handle, Platform, State, Status
 
@@ -200,7 +201,7 @@ def _unknown(error: PlatformError) -> Status:
 def started_on(platform: Platform, spec: Invocation, *, usd_s: float = 0.0, patient: bool = False) -> StartedFunction:
     """Start a function; who is `patient` waits while the platform is busy. Raises PlatformError or PlatformRefused."""
     at_s = time.time()
-    handle = invoke_with_retry(platform, spec) if patient else platform.invoke(spec)
+    handle = invoke_with_retry(platform, spec) if patient else platform.invoke(_invoked_now(spec))
     _log.info("started function %s as attempt %d of worker %s", handle.name, spec.attempt, spec.worker)
     return StartedFunction(
         worker=spec.worker,
@@ -210,6 +211,10 @@ def started_on(platform: Platform, spec: Invocation, *, usd_s: float = 0.0, pati
         memory_mb=spec.memory_mb,
         started_at_s=at_s,
     )
+
+
+def _invoked_now(spec: Invocation) -> Invocation:
+    return replace(spec, invoked_at_s=time.time()) if isinstance(spec, FunctionSpec) else spec
 
 
 def invoke_with_retry(
@@ -226,7 +231,7 @@ def invoke_with_retry(
     until_s = clock() + START_WITHIN_S
     for tries in itertools.count(1):
         try:
-            return platform.invoke(worker)
+            return platform.invoke(_invoked_now(worker))
         except PlatformBusy as error:
             left_s = until_s - clock()
             if left_s <= 0:

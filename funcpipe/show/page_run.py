@@ -21,6 +21,7 @@ from funcpipe.show.page_parts import (
     table,
 )
 from funcpipe.show.runs import bill, estimate
+from funcpipe.show.starts import starts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,6 +173,8 @@ def spent_section(material: Material) -> Section | None:
     if finished is not None and uses:
         of = "the run since it was resumed" if finished.bill.earlier_usd else "the whole run"
         parts += [_advice(uses), _shares(uses, of), _table(uses, f"in {of}"), _on_the_bill(finished.bill)]
+        took = starts(finished.workers)
+        parts += [] if took is None else [table(took)]
     elif trace is not None and trace.events:
         uses = time_use(trace)
         steps = f"{trace.source.value}, {counted(len(trace.steps()), 'step')}"

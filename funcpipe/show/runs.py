@@ -9,6 +9,7 @@ from funcpipe.core.bill import earlier_text
 from funcpipe.core.stores import DEFAULT
 from funcpipe.core.texts import counted, number_text, shortened, usd_text
 from funcpipe.show.describe import Column, Description, Table, seconds, usd
+from funcpipe.show.starts import parts_text, start_text
 
 if TYPE_CHECKING:
     from funcpipe.analysis.compare import Report
@@ -38,7 +39,9 @@ def job_estimate(found: JobEstimate, max_usd: float | None = None) -> Descriptio
         for name, item in found.items.items()
         if item.count
     )
-    return Description(title=found.line(max_usd), tables=(Table(columns=columns, rows=rows),))
+    parts = parts_text(found.start_parts)
+    facts = (("a start", parts),) if parts else ()
+    return Description(title=found.line(max_usd), facts=facts, tables=(Table(columns=columns, rows=rows),))
 
 
 def training_result(
@@ -228,6 +231,12 @@ def run_status(found: "RunStatus", storage: str | None = None) -> Description:
     facts = [(found.verdict.value, found.explanation)]
     facts += [] if found.loss_over is None else [("losses are means over", found.loss_over)]
     facts += [] if found.halt is None else [("ends early", shortened(found.halt, kept=ERROR_CHARACTERS))]
+    begun = [
+        (worker.start.seconds, worker.worker, worker.start) for worker in found.workers if worker.start is not None
+    ]
+    if begun:
+        _, slowest, start = max(begun, key=lambda one: one[0])
+        facts.append(("slowest start", f"{slowest}, {start_text(start)}"))
     progress = f"step {found.step} of {found.steps}, {found.run_s:.0f} s, ${number_text(found.run_usd, 6)}"
     return Description(
         title=f"{found.run}: {progress}",

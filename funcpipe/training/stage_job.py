@@ -14,12 +14,14 @@ from funcpipe.comm.collectives import pattern_of
 from funcpipe.comm.weight_files import StoredTensor, below, fill, opening
 from funcpipe.core import MB, Routes, Wire, WorkerSpec
 from funcpipe.core.settings import WHY_GONE
+from funcpipe.core.start import StartPart
 from funcpipe.errors import CorruptMessage, KeyMissing, StorageError
 from funcpipe.model.deferred import Made
+from funcpipe.model.draws import is_from_torch
 from funcpipe.model.graph import Signature
 from funcpipe.model.split import StageModule, load_stage
 from funcpipe.model.split.bundle import dump_value, load_value
-from funcpipe.platforms.base import OpenStorage, RequestMeter, Storage
+from funcpipe.platforms.base import Invoked, OpenStorage, RequestMeter, Storage
 from funcpipe.training.batches import Batches, ShardedSamples
 from funcpipe.training.computation import Computation
 from funcpipe.training.data import LoadedBatch
@@ -190,21 +192,93 @@ _LONGEST_RECIPE = 16 << 10
 """The most bytes of a recipe in a payload, of which Function Compute takes 128 kB with all else."""
 
 
-def load_bundle(spec: WorkerSpec, storage: Storage, meter: RequestMeter, *, base: str) -> tuple[StageModule, StageJob]:
-    """Return the module of the stage of `spec`, and its job; `meter` counts what is asked of files of weights.
+@dataclass(frozen=True, kw_only=True)
+class LoadedStage:
+    """The module of a stage and its job, as they were read for `spec`; `tensors` are its own, by name.
 
-    What the run does not change lies in the folder `base`, as far as it was uploaded. Raises CorruptMessage unless it
-    is the code that `spec` names, StorageError if it is gone.
+    A template process holds one, for functions of the same code, which share its memory.
     """
+
+    spec: WorkerSpec
+    stage: StageModule
+    job: StageJob
+    tensors: Mapping[str, Tensor]
+
+    @classmethod
+    def read(cls, spec: WorkerSpec, storage: Storage, invoked: Invoked | None = None, *, base: str) -> "LoadedStage":
+        """Read the stage of `spec`. What the run does not change lies in the folder `base`, as far as it was uploaded.
+
+        Raises CorruptMessage unless it is the code that `spec` names, StorageError if it is gone.
+        """
+        invoked = invoked or Invoked()
+        with invoked.start.part(StartPart.CODE):
+            bundle = _read(storage, spec.bundle)
+        with invoked.start.part(StartPart.TENSORS):
+            tensors = codec.decode(_read(storage, spec.parameters))
+        with invoked.start.part(StartPart.CODE):
+            if hashlib.sha256(bundle).hexdigest() != spec.bundle_sha256:
+                raise CorruptMessage(f"{spec.bundle} is not the code that the invocation names: its SHA-256 differs")
+            made: dict[str, Tensor] = {}
+            stage, job = load_stage(bundle, tensors, made=made)
+        read = cls(spec=spec, stage=stage, job=job, tensors=made)
+        read._fill(spec, storage, invoked, base)
+        return read
+
+    def for_function(self, spec: WorkerSpec, storage: Storage, invoked: Invoked, base: str) -> bool:
+        """Give the stage the tensors of `spec`; returns False where that cannot be, as the code is another."""
+        if spec.bundle_sha256 != self.spec.bundle_sha256:
+            return False
+        if (spec.parameters, spec.seed) == (self.spec.parameters, self.spec.seed):
+            return True
+        with invoked.start.part(StartPart.TENSORS):
+            found = codec.decode(_read(storage, spec.parameters))
+        own = {name: tensor for name, tensor in self.tensors.items() if not self._is_elsewhere(name)}
+        if self._keeps_more or any(not _fits(tensor, found.get(name)) for name, tensor in own.items()):
+            return False
+        with invoked.start.part(StartPart.TENSORS):
+            for name, tensor in own.items():
+                tensor.detach().copy_(found[name])
+        self._fill(spec, storage, invoked, base)
+        return True
+
+    def _fill(self, spec: WorkerSpec, storage: Storage, invoked: Invoked, base: str) -> None:
+        if self.job.weights is not None:
+            with invoked.start.part(StartPart.TENSORS):
+                beside = [] if self.job.evaluation is None else [self.job.evaluation.stage]
+                self.job.weights.within(storage, base).fill([self.stage, *beside], spec.seed, invoked.meter)
+        self.stage.settle()
+
+    def _is_elsewhere(self, name: str) -> bool:
+        weights = self.job.weights
+        return weights is not None and (name in weights.stored or name in weights.made)
+
+    @property
+    def _keeps_more(self) -> bool:
+        """True if a module may have kept, as it was loaded, what follows from tensors: it has a method for that."""
+        plain = nn.Module.__setstate__
+        own = [module for module in self.stage.modules() if not is_from_torch(module)]
+        return any(getattr(type(module), "__setstate__", plain) is not plain for module in own)
+
+
+def _read(storage: Storage, key: str) -> bytes:
     try:
-        bundle, tensors = storage.get(spec.bundle), storage.get(spec.parameters)
+        return storage.get(key)
     except KeyMissing as error:
         raise StorageError(f"{error}, which was uploaded when the run began: {WHY_GONE}") from error
-    if hashlib.sha256(bundle).hexdigest() != spec.bundle_sha256:
-        raise CorruptMessage(f"{spec.bundle} is not the code that the invocation names: its SHA-256 differs")
-    stage, job = load_stage(bundle, codec.decode(tensors))
-    if job.weights is not None:
-        held = [stage, *([] if job.evaluation is None else [job.evaluation.stage])]
-        job.weights.within(storage, base).fill(held, spec.seed, meter)
-    stage.settle()
-    return stage, job if not spec.recipe else replace(job, recipe=load_recipe(spec.recipe, job.recipe.loss))
+
+
+def _fits(tensor: Tensor, other: Tensor | None) -> bool:
+    return other is not None and (tensor.shape, tensor.dtype) == (other.shape, other.dtype)
+
+
+def load_bundle(spec: WorkerSpec, storage: Storage, invoked: Invoked, *, base: str) -> tuple[StageModule, StageJob]:
+    """Return the module of the stage of `spec`, and its job, as the function that was `invoked` needs them: from its
+    template, if that has them.
+
+    Raises what `LoadedStage.read` raises.
+    """
+    loaded = invoked.template
+    if not (isinstance(loaded, LoadedStage) and loaded.for_function(spec, storage, invoked, base)):
+        loaded = LoadedStage.read(spec, storage, invoked, base=base)
+    job = loaded.job
+    return loaded.stage, job if not spec.recipe else replace(job, recipe=load_recipe(spec.recipe, job.recipe.loss))

@@ -24,6 +24,7 @@ import funcpipe
 from funcpipe.core import CountsByKind, Halt, Outcome, RequestCounts, WorkerReport, WorkerSpec, from_text
 from funcpipe.core.logs import in_function
 from funcpipe.core.run_key import RunKey
+from funcpipe.core.start import StartPart
 from funcpipe.core.texts import error_text, shortened
 from funcpipe.errors import CorruptMessage, FuncPipeError, RunHalted, StorageError, Superseded, TaskFailed, WorkerFailed
 from funcpipe.platforms import process as allocator
@@ -34,8 +35,9 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import CLOSING, Lease
 from funcpipe.runstate.replica_marks import instruction_set
 from funcpipe.runstate.signing import OneKey, SignedStorage
+from funcpipe.training.stage_job import LoadedStage
 from funcpipe.worker.progress import TimeAccount
-from funcpipe.worker.setup import lease_of, load_worker
+from funcpipe.worker.setup import lease_of, load_worker, uploaded
 
 _log = logging.getLogger(__name__)
 
@@ -43,6 +45,8 @@ _log = logging.getLogger(__name__)
 def main(payload: str, *, open_storage: OpenStorage, open_platform: OpenPlatform, invoked: Invoked) -> None:
     """Run the attempt described by `payload`, the JSON of a WorkerSpec. Ends with exit code 1 after a failure."""
     spec = from_text(WorkerSpec, payload, source="the invocation payload")
+    if spec.invoked_at_s:
+        invoked.start.add(StartPart.ENVIRONMENT, max(time.time() - invoked.billed_s - spec.invoked_at_s, 0.0))
     allocator.configure()
     torch.set_num_threads(1)
     with in_function(run=spec.run, worker=spec.worker, attempt=spec.attempt, levels=spec.log_level):
@@ -50,6 +54,14 @@ def main(payload: str, *, open_storage: OpenStorage, open_platform: OpenPlatform
         ended_well = run_attempt(spec, storage, open_platform, invoked=invoked)
     if not ended_well:
         raise SystemExit(1)
+
+
+def load(spec: WorkerSpec, open_storage: OpenStorage) -> LoadedStage:
+    """Return the stage of `spec`, for functions that are forked from this process."""
+    allocator.configure()
+    torch.set_num_threads(1)
+    storage = open_storage(spec.storage, retry_s=spec.message_deadline_s)
+    return LoadedStage.read(spec, SignedStorage(storage, OneKey(RunKey(spec.run_key))), base=uploaded(spec).base)
 
 
 def run_attempt(
@@ -166,6 +178,7 @@ class Attempt:
             alive_s=alive_s,
             uses=self._account.uses(alive_s),
             first_step=self._account.first_step,
+            start=self._invoked.start.times,
             usd_s=self._spec.account.usd_s,
             instructions=instruction_set(),
             puts=0,

@@ -3,7 +3,8 @@
 import importlib
 import json
 
-from funcpipe.core import ProbeSpec, ServerFunctionSpec, WatchSpec, WorkerSpec
+from funcpipe.core import ProbeSpec, ServerFunctionSpec, WatchSpec, WorkerSpec, from_text
+from funcpipe.core.start import StartPart
 from funcpipe.errors import FormatError
 from funcpipe.platforms.base import Invoked, OpenPlatform, OpenStorage
 
@@ -32,9 +33,25 @@ def main(
     if not isinstance(payload_format, str) or payload_format not in _ENTRIES:
         expected = " or ".join(repr(known) for known in _ENTRIES)
         raise FormatError(f"the invocation payload: field 'format' is {payload_format!r}, expected {expected}")
-    entry = importlib.import_module(_ENTRIES[payload_format])
+    invoked = invoked or Invoked()
     if payload_format in WITH_TORCH:
-        from funcpipe.worker.deferred_compiler import defer_compiler
+        with invoked.start.part(StartPart.TORCH):
+            importlib.import_module("torch")
+    with invoked.start.part(StartPart.MODULES):
+        entry = importlib.import_module(_ENTRIES[payload_format])
+        if payload_format in WITH_TORCH:
+            _defer_compiler()
+    entry.main(payload, open_storage=open_storage, open_platform=open_platform, invoked=invoked)
 
-        defer_compiler()
-    entry.main(payload, open_storage=open_storage, open_platform=open_platform, invoked=invoked or Invoked())
+
+def load(payload: str, *, open_storage: OpenStorage) -> object:
+    """Return the stage of the worker that `payload` describes, for functions that are forked from this process."""
+    attempt = importlib.import_module(WITH_TORCH[WorkerSpec.FORMAT])
+    _defer_compiler()
+    return attempt.load(from_text(WorkerSpec, payload, source="the invocation payload"), open_storage)
+
+
+def _defer_compiler() -> None:
+    from funcpipe.worker.deferred_compiler import defer_compiler
+
+    defer_compiler()

@@ -18,6 +18,7 @@ from funcpipe.core import (
     WorkerSpec,
 )
 from funcpipe.core.cached import cached_property
+from funcpipe.core.start import StartPart
 from funcpipe.errors import Cancelled, ReplicasDiffer, RunHalted, Superseded, TaskFailed
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.documents import put_document
@@ -86,7 +87,9 @@ class Worker:
 
         Raises Superseded if another function is or becomes the worker, RunHalted if the run is to end at once.
         """
-        if not await_predecessor(self.spec, self.storage, self.keys) and (reason := self.orders.poll()) is not None:
+        with self.account.start.part(StartPart.PREDECESSOR):
+            was_left = await_predecessor(self.spec, self.storage, self.keys)
+        if not was_left and (reason := self.orders.poll()) is not None:
             raise RunHalted(reason)  # which the attempt before obeys, if it can: it has more to save
         if self.spec.attempt and self.spec.follows_within_s is not None:
             self.progress.budget.end_overlap(self.progress.billed_s)
@@ -273,4 +276,5 @@ class Worker:
             run_requests_usd=self.progress.run_requests_usd,
             requests=counts.total,
             by_kind=counts,
+            start=None if self.account.first_step is None else self.account.start.times,
         )

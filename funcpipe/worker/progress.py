@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from funcpipe.core import CountsByKind, Event, RequestCounts, RunAccount, Use, WorkerSpec
 from funcpipe.core.trace import uses_of
-from funcpipe.platforms.base import Invoked
+from funcpipe.platforms.base import Invoked, StartClock
 from funcpipe.runstate.halt import BudgetGuard
 
 
@@ -38,6 +38,11 @@ class WorkerProgress:
     def billed_s(self) -> float:
         """Seconds that this function is billed for so far."""
         return self._invoked.billed_s
+
+    @property
+    def start_s(self) -> float:
+        """The seconds that this function's own start has taken so far, but for the wait for a predecessor."""
+        return self._invoked.start.times.seconds
 
     @property
     def requests(self) -> CountsByKind:
@@ -110,6 +115,12 @@ class TimeAccount:
         if self.first_step is None:
             self.first_step = step
             self._seconds[Use.START] = self._invoked.billed_s
+            self.start.end(self._invoked.billed_s)
+
+    @property
+    def start(self) -> StartClock:
+        """What measures the function's start."""
+        return self._invoked.start
 
     @contextlib.contextmanager
     def step(self) -> Iterator[Callable[[Sequence[Event]], None]]:
@@ -124,6 +135,7 @@ class TimeAccount:
                 self._seconds[Use.LOST] += seconds
             for events in ended:
                 self._add(events, at_s, seconds)
+                self.start.step_ended(seconds)
 
     @contextlib.contextmanager
     def validation(self) -> Iterator[None]:

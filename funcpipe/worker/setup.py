@@ -56,7 +56,7 @@ def load_worker(
     Raises CorruptMessage if the code in storage is not what `spec` names.
     """
     invoked, began_s = invoked or Invoked(), time.monotonic()
-    stage, job = load_bundle(spec, storage, invoked.meter, base=_uploaded(spec).base)
+    stage, job = load_bundle(spec, storage, invoked, base=uploaded(spec).base)
     loaded_s = time.monotonic() - began_s
     _log.info("loaded the code and tensors of stage %d in %.2f s", spec.stage, loaded_s)
     keys = Keys.of(spec)
@@ -103,10 +103,10 @@ def load_worker(
 
 def _data_of(spec: WorkerSpec) -> Callable[[str], str]:
     """Return the keys of the objects of the run's data."""
-    return _uploaded(spec).data
+    return uploaded(spec).data
 
 
-def _uploaded(spec: WorkerSpec) -> Keys:
+def uploaded(spec: WorkerSpec) -> Keys:
     """Return the keys of what was uploaded when the run began, which trials of a sweep share."""
     return Keys(spec.shared, nonce=spec.nonce) if spec.shared else Keys.of(spec)
 

@@ -115,13 +115,38 @@ def test_the_first_invocation_of_an_environment_on_lambda_is_billed_for_its_star
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(entry_aws.CONTROL, tmp_path.as_uri())
-    monkeypatch.setattr(entry_aws, "_INIT", entry.InitTime(2.5))
+    monkeypatch.setattr(entry_aws, "_ENVIRONMENT", entry.Environment(2.5))
     seen: list[Invoked] = []
     monkeypatch.setattr(entry, "run", lambda payload, invoked: seen.append(invoked))
     for _ in range(2):
         entry_aws.handler({"format": "x"}, LambdaContext())
     assert [invoked.init_s for invoked in seen] == [2.5, 0.0]
     assert seen[0].billed_s >= 2.5 + time.monotonic() - seen[0].at_s - 0.1
+
+
+def test_an_environment_is_loaded_before_its_first_function_or_as_far_as_there_is_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_load, begun = threading.Event(), threading.Event()
+
+    def load(name: str) -> None:
+        begun.set()
+        assert may_load.wait(LONG_S)
+
+    monkeypatch.setattr(entry.importlib, "import_module", load)
+    late = entry.Environment(0.5)
+    late.load_within(0.01)
+    assert begun.wait(LONG_S)
+    first = late.invoked()  # which will wait for the import itself
+    assert first.init_s >= 0.51
+    assert {*first.start.times.parts} == {"interpreter", "torch"}
+    may_load.set()
+    loaded = entry.Environment()
+    loaded.load_within(LONG_S)
+    first, second = loaded.invoked(lifetime_s=5.0), loaded.invoked(at_s=7.0)
+    assert {*first.start.times.parts} == {"torch", "modules"}
+    assert [one.start.readiness.value for one in (first, second)] == ["cold", "reused"]
+    assert (first.lifetime_s, second.at_s, second.init_s, second.start.times.parts) == (5.0, 7.0, 0.0, {})
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")

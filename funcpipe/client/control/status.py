@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from funcpipe.client.control.verdict import Verdict, final_failure, how_finished, judge
 from funcpipe.core import MB, Busy, FinishedRun, Outcome, RunRecord, ValidationReport, worker_name
+from funcpipe.core.start import StartTimes
 from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.platforms.catalog import open_platform as open_by_url
 from funcpipe.runstate.finished import ended_step
@@ -20,7 +21,8 @@ from funcpipe.runstate.signing import signed
 class WorkerStatus:
     """The status of a worker: `outcome` is None while it is at work.
 
-    Its last heartbeat came `heard_s` ago, by the clock of its machine and the one of this machine; None is never.
+    Its last heartbeat came `heard_s` ago, by the clock of its machine and the one of this machine; None is never. The
+    start of its attempt took `start`, once that is known.
     """
 
     worker: str
@@ -35,6 +37,7 @@ class WorkerStatus:
     heard_s: float | None
     busy: tuple[Busy, ...]
     error: str | None
+    start: StartTimes | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,6 +92,7 @@ def _finished_status(record: RunRecord, finished: FinishedRun, validation: Valid
             heard_s=None,
             busy=(),
             error=None,
+            start=last[worker].start,
         )
         for worker, stage in stages.items()
         if worker in last
@@ -127,6 +131,7 @@ def _worker_status(record: RunRecord, number: int, life: WorkerLiveness) -> Work
         heard_s=None if life.seen_ago_s is None else max(life.seen_ago_s, 0.0),
         busy=beat.busy if beat is not None and life.at_work else (),
         error=report.error if report is not None else life.reason or None,
+        start=report.start if report is not None else None if beat is None else beat.start,
     )
 
 

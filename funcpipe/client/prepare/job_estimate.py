@@ -23,6 +23,7 @@ from funcpipe.core import (
     shift_of,
 )
 from funcpipe.core.settings import leaves_at_s, overlap_s
+from funcpipe.core.start import StartPart
 from funcpipe.core.texts import time_text
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost.evaluate import hand_over_time_s, size_of
@@ -135,19 +136,28 @@ class _JobCosts:
             hours_usd=self._prices.stores_usd_h(plan.stores) * total_s / 3600,
             traffic_usd=self._traffic_usd(total_s),
             prices_note=self._prices.prices_note(plan.stores),
+            start_parts=self._start_parts(),
         )
 
-    def _start(self) -> JobItem:
-        """All functions wait for the one that starts and loads most slowly; and each ends with a report."""
+    def _start_parts(self) -> dict[str, float]:
+        """Seconds of each part of a start, of the function that starts and loads most slowly."""
         known_s = {size.name: size.cold_start_s for size in self._functions.sizes if size.cold_start_s is not None}
         slowest_s = self._functions.cold_start_s
         own_s = [min(known_s.get(size.name, slowest_s), slowest_s) for size in self._sizes]
-        loads_s = [
-            size_bytes / size.download_bytes_s + _LOAD_CPU_S / min(size.vcpu, 1.0)
-            for size, size_bytes in self._by_size(self._read_bytes)
+        starts = [
+            {
+                StartPart.ENVIRONMENT.value: cold_s,
+                StartPart.CODE.value: _LOAD_CPU_S / min(size.vcpu, 1.0),
+                StartPart.TENSORS.value: size_bytes / size.download_bytes_s,
+                StartPart.SETUP.value: _LOAD_REQUESTS * self._prices.latency_s,
+            }
+            for cold_s, (size, size_bytes) in zip(own_s, self._by_size(self._read_bytes), strict=True)
         ]
-        requests_s = (_LOAD_REQUESTS + _END_REQUESTS) * self._prices.latency_s
-        seconds = max(cold_s + load_s for cold_s, load_s in zip(own_s, loads_s, strict=True)) + requests_s
+        return max(starts, key=lambda parts: sum(parts.values()))
+
+    def _start(self) -> JobItem:
+        """All functions wait for the one that starts and loads most slowly; and each ends with a report."""
+        seconds = sum(self._start_parts().values()) + _END_REQUESTS * self._prices.latency_s
         return JobItem(
             count=self._plan.workers,
             seconds=seconds,

@@ -48,10 +48,13 @@ def dump_value(value: Any) -> tuple[bytes, dict[str, Tensor]]:
     return _dump(value, {})
 
 
-def load_value(bundle: bytes, tensors: Mapping[str, Tensor]) -> Any:
-    """The value that `dump_value` wrote. Runs code from `bundle`: check its digest first."""
+def load_value(bundle: bytes, tensors: Mapping[str, Tensor], *, made: dict[str, Tensor] | None = None) -> Any:
+    """The value that `dump_value` wrote. Runs code from `bundle`: check its digest first.
+
+    Its tensors are put into `made`, by name.
+    """
     with in_turn():  # torch.fx traces the modules of a graph anew
-        return _Unpickler(io.BytesIO(bundle), tensors).load()
+        return _Unpickler(io.BytesIO(bundle), tensors, {} if made is None else made).load()
 
 
 def _dump(value: Any, names: Mapping[int, str], elsewhere: Collection[str] = ()) -> tuple[bytes, dict[str, Tensor]]:
@@ -62,11 +65,13 @@ def _dump(value: Any, names: Mapping[int, str], elsewhere: Collection[str] = ())
     return buffer.getvalue(), pickler.tensors
 
 
-def load_stage(bundle: bytes, tensors: Mapping[str, Tensor]) -> tuple[StageModule, Any]:
+def load_stage(
+    bundle: bytes, tensors: Mapping[str, Tensor], *, made: dict[str, Tensor] | None = None
+) -> tuple[StageModule, Any]:
     """The stage and the extra that `dump_stage` wrote, holding `tensors`; those that are elsewhere are uninitialised.
-    Runs code from `bundle`: check its digest first.
+    All of them are put into `made`, by name. Runs code from `bundle`: check its digest first.
     """
-    stage, extra = load_value(bundle, tensors)
+    stage, extra = load_value(bundle, tensors, made=made)
     stage.train()
     return stage, extra
 
@@ -141,10 +146,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 class _Unpickler(pickle.Unpickler):
     """Replaces the references in a pickle by tensors."""
 
-    def __init__(self, file: io.BytesIO, tensors: Mapping[str, Tensor]) -> None:
+    def __init__(self, file: io.BytesIO, tensors: Mapping[str, Tensor], made: dict[str, Tensor]) -> None:
         super().__init__(file)
         self.tensors = tensors
-        self.made: dict[str, Tensor] = {}
+        self.made = made
 
     def persistent_load(self, pid: tuple[Any, ...]) -> Tensor:
         """The tensor that `pid` refers to, always the same object."""

@@ -238,7 +238,8 @@ def _build(shape: Shape) -> Node:
 def _function(shape: Shape, memory_mb: int) -> Node:
     """Return a function that trains or measures."""
     name = function_name(shape.name, memory_mb)
-    return function(name, memory_mb, LIFETIME_S, role="FunctionRole", environment=_ENVIRONMENT)
+    environment = {**_ENVIRONMENT, "FUNCPIPE_PRELOADS": "torch"}
+    return function(name, memory_mb, LIFETIME_S, role="FunctionRole", environment=environment)
 
 
 def _watchdog(shape: Shape) -> Node:

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
-from funcpipe.platforms.base import Invoked
+from funcpipe.core.start import Readiness
+from funcpipe.platforms.base import Invoked, StartClock
 from funcpipe.platforms.process import PeakMemory
 from funcpipe.platforms.ray.library import ray
 
@@ -20,12 +21,13 @@ def run_function(host: str, namespace: str, name: str, payload: str, memory_byte
 
     With more than `memory_bytes` the process ends, after a report to the host.
     """
+    readiness = Readiness.REUSED if "torch" in sys.modules else Readiness.COLD
     entry = importlib.import_module(_ENTRY)
 
     def report(peak_bytes: int) -> None:
         ray.get(ray.get_actor(host, namespace).used_too_much.remote(name, peak_bytes))
 
-    invoked = Invoked()
+    invoked = Invoked(start=StartClock(readiness))
     with printed_in_order(), MemoryWatch(invoked.memory, memory_bytes, report):
         entry.run(payload, invoked)
     entry.free_memory()
