@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-from funcpipe.platforms.local.function import HOST
+from funcpipe.platforms.local.function import HOST, TEMPLATE
 
 
 def children(parent: int) -> list[int]:
@@ -13,7 +13,7 @@ def children(parent: int) -> list[int]:
 
 def functions_of(client: int) -> list[int]:
     """The functions that the hosts of `client` run, in the order in which they were started."""
-    return [function for host in hosts_of(client) for function in children(host)]
+    return [function for host in hosts_of(client) for function in _functions(host)]
 
 
 def hosts_of(client: int) -> list[int]:
@@ -28,7 +28,11 @@ def all_hosts(variable: str = "") -> list[int]:
 
 def all_functions(variable: str = "") -> list[int]:
     """The functions that all these hosts run."""
-    return [function for host in all_hosts(variable) for function in children(host)]
+    return [function for host in all_hosts(variable) for function in _functions(host)]
+
+
+def _functions(host: int) -> list[int]:
+    return [pid for pid in children(host) if _name(pid) != TEMPLATE]
 
 
 def runs(pid: int) -> bool:
@@ -47,7 +51,11 @@ def _began_with(pid: int, variable: str) -> bool:
 
 
 def _is_host(pid: int) -> bool:
-    return _read(pid, "comm").decode().strip() == HOST
+    return _name(pid) == HOST
+
+
+def _name(pid: int) -> str:
+    return _read(pid, "comm").decode().strip()
 
 
 def _field(pid: int, name: str) -> str:

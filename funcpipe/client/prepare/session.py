@@ -38,7 +38,7 @@ _log = logging.getLogger(__name__)
 if TYPE_CHECKING:
     from funcpipe.platforms.ray.platform import RayPlatform
     from funcpipe.profiler.remote.measuring import PlatformTimer
-_PRELOADED = ("torch", *WITH_TORCH.values())
+_PRELOADED = ("torch", *WITH_TORCH.values(), "funcpipe.worker.invocation", "funcpipe.worker.deferred_compiler")
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,7 @@ def open_local(like: PlatformSpec | None = None, *, silent: bool = False) -> Abs
         imposed=imposed is not None,
         silent=silent,
         watches=True,
+        load="funcpipe.platforms.entry:load",
     )
 
 

@@ -13,7 +13,7 @@ from typing import NoReturn
 from funcpipe.core.process import ENDING, ignore_ending_signals
 from funcpipe.platforms.base import Cause, State, Status
 
-SERVER, HOST, FUNCTION = "funcpipe-fork", "funcpipe-host", "funcpipe-func"
+SERVER, HOST, TEMPLATE, FUNCTION = "funcpipe-fork", "funcpipe-host", "funcpipe-tmpl", "funcpipe-func"
 """The names of processes, as `ps -o comm` shows them on Linux."""
 
 
@@ -30,7 +30,7 @@ def fork(work: Callable[[], None], *, lifeline: int) -> int:
     """
     pid = os.fork()
     if pid == 0:
-        end_after(lambda: _become_function(work, lifeline))
+        end_after(lambda: as_function(work, lifeline))
     with suppress(PermissionError, ProcessLookupError):  # the new process does it too: whichever is first
         os.setpgid(pid, pid)
     return pid
@@ -72,7 +72,8 @@ def end_after(work: Callable[[], None]) -> NoReturn:
         os._exit(code)
 
 
-def _become_function(work: Callable[[], None], lifeline: int) -> None:
+def as_function(work: Callable[[], None], lifeline: int) -> None:
+    """Do `work` in a process that was just forked, as a function in a group of its own."""
     with suppress(PermissionError):
         os.setpgid(0, 0)
     name_process(FUNCTION)

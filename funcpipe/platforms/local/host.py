@@ -15,18 +15,23 @@ import shutil
 import signal
 import socket
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 from funcpipe.core import PlatformSpec, WatchSpec, from_text, to_text
 from funcpipe.core.json_form import to_plain
 from funcpipe.core.process import ENDING
+from funcpipe.core.start import Readiness
 from funcpipe.errors import InvalidValue, PlatformError
-from funcpipe.platforms.base import Handle, Invoked, State, Status
+from funcpipe.platforms.base import Handle, Invoked, StartClock, State, Status
 from funcpipe.platforms.local.function import fork, kill, status_of
 from funcpipe.platforms.local.limits import FunctionLimits, Groups, ImposedLimits
-from funcpipe.platforms.local.output import FunctionOutput
+from funcpipe.platforms.local.output import FunctionOutput, print_into
+from funcpipe.platforms.local.readiness import Start, Starts, tell
+from funcpipe.platforms.local.template import Request, Template, adopt_orphans
 from funcpipe.platforms.process import usable_processors
 from funcpipe.platforms.shared.host import STOPPED, Host, HostedFunction
 
@@ -41,7 +46,9 @@ _LONGEST_REQUEST = 1 << 30  # bytes; what a platform admits as a payload is chec
 class HostSpec:
     """The client's instructions to a host: the `MODULE:FUNCTION` that functions call, and modules to load before.
 
-    The limits of `spec` are either `imposed` on functions or not. With `watches`, detached runs get a watchdog.
+    The limits of `spec` are either `imposed` on functions or not. With `watches`, detached runs get a watchdog. `load`,
+    `MODULE:FUNCTION` too, returns for a payload what functions of the same stage may find loaded: with it, and without
+    limits, there are templates.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.host/1"
@@ -51,6 +58,7 @@ class HostSpec:
     spec: PlatformSpec
     imposed: bool
     watches: bool = False
+    load: str = ""
 
 
 @dataclass(kw_only=True)
@@ -87,6 +95,8 @@ class LocalHost(Host[_Function]):
         self._listener = listener
         self._selector = selector
         self._entry = _load(spec.entry)
+        has_templates = bool(spec.load) and limits is None and adopt_orphans()
+        self._starts = Starts(self._make_template) if has_templates else None
         self._specs: dict[str, WatchSpec] = {}
         self._functions_end, self._own_end = os.pipe()
         self._client_runs, self._detached = True, False
@@ -102,6 +112,8 @@ class LocalHost(Host[_Function]):
         server = await asyncio.start_unix_server(self._converse, sock=self._listener, limit=_LONGEST_REQUEST)
         await self._over.wait()
         server.close()
+        if self._starts is not None:
+            self._starts.close()
         for function in list(self._functions.values()):
             await self._end(function)
             function.output.close()
@@ -160,7 +172,7 @@ class LocalHost(Host[_Function]):
         try:
             temporary = tempfile.mkdtemp(prefix="tmp-", dir=self._folder)
             output = _output(worker, payload)
-            pid = fork(lambda: self._become(payload, function_limits, output, temporary), lifeline=self._functions_end)
+            pid = self._fork(payload, function_limits, output, temporary)
         except OSError as error:
             if output is not None:
                 output.abandon()
@@ -169,6 +181,26 @@ class LocalHost(Host[_Function]):
             raise PlatformError(f"no function can be started: {error.strerror}") from error
         output.copy(asyncio.get_running_loop())
         return _Function(run=run, pid=pid, function_limits=function_limits, output=output, temporary=temporary)
+
+    def _fork(
+        self, payload: str, function_limits: FunctionLimits | None, output: FunctionOutput, temporary: str
+    ) -> int:
+        """Return the number of the process of a new function."""
+        start = None if self._starts is None else self._starts.begin(payload)
+        try:
+            if start is not None and start.template is not None:
+                request = {"payload": payload, "temporary": temporary, "log": output.path}
+                with suppress(OSError):  # the template has ended, and the host does what it did
+                    return start.template.fork(request, (*output.ends, start.says))
+            begun = partial(self._become, payload, function_limits, output, temporary, start)
+            return fork(begun, lifeline=self._functions_end)
+        finally:
+            if start is not None:
+                os.close(start.says)
+
+    def _make_template(self, payload: str) -> Template:
+        load = partial(_load(self._spec.load), payload)
+        return Template(self._leave, load, self._begin, lifeline=self._functions_end)
 
     def _detach(self) -> None:
         for spec in self._specs.values() if self._spec.watches and not self._detached else ():
@@ -183,10 +215,8 @@ class LocalHost(Host[_Function]):
     def _unwatched(self) -> None:
         self._end_if_alone()
 
-    def _become(
-        self, payload: str, function_limits: FunctionLimits | None, output: FunctionOutput, temporary: str
-    ) -> None:
-        """Turn this process, just forked, into a function."""
+    def _leave(self) -> object:
+        """Leave what is the host's, in a process just forked; what is returned must be kept."""
         os.close(self._own_end)
         kept = list(self._selector.get_map().values())  # or Python complains of the host's tasks, which go with them
         for key in kept:
@@ -194,14 +224,35 @@ class LocalHost(Host[_Function]):
                 os.close(key.fd)
         self._selector.close()
         os.dup2(os.open(os.devnull, os.O_RDONLY), CLIENT)
+        return kept
+
+    def _become(
+        self,
+        payload: str,
+        function_limits: FunctionLimits | None,
+        output: FunctionOutput,
+        temporary: str,
+        start: Start | None,
+    ) -> None:
+        """Turn this process, just forked, into a function."""
+        _ = self._leave()
         tempfile.tempdir = os.environ["TMPDIR"] = temporary
         output.enter_function()
         if function_limits is None:
-            self._entry(payload)
+            clocks = [] if start is None else [StartClock(Readiness.IMPORTED, ready=tell(start.says))]
+            self._entry(payload, *(Invoked(start=clock) for clock in clocks))
             return
         init_s = function_limits.impose()
         payload = function_limits.payload(payload)
         self._entry(payload, *([Invoked(init_s=init_s)] if init_s else []))
+
+    def _begin(self, request: Request, pipes: Sequence[int], loaded: object) -> None:
+        """Turn a process that a template has forked into a function."""
+        *ends, says = pipes
+        tempfile.tempdir = os.environ["TMPDIR"] = request["temporary"]
+        print_into(ends, request["log"])
+        clock = StartClock(Readiness.TEMPLATE, ready=tell(says))
+        self._entry(request["payload"], Invoked(start=clock, template=loaded))
 
     def _warnings(self) -> list[str]:
         """Return new warnings for the client, about limits that do not hold and logs that are not kept."""
@@ -222,18 +273,25 @@ class LocalHost(Host[_Function]):
 
     def _reap(self) -> None:
         """Note which functions have ended; what they started ends with them."""
-        for function in self._functions.values():
-            if function.ended.is_set():
-                continue
-            if os.waitid(os.P_PID, function.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
-                kill(function.pid)
-                _, exit_status = os.waitpid(function.pid, 0)
-                function.status = self._last_status(function, exit_status)
-                failed = function.status.state is State.FAILED
-                function.output.end(function.status.reason if failed else None)
-                shutil.rmtree(function.temporary, ignore_errors=True)
-                function.ended.set()
+        running = {function.pid: function for function in self._functions.values() if not function.ended.is_set()}
+        with suppress(ChildProcessError):  # there is none left
+            while (found := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+                function = running.get(found.si_pid)
+                if function is not None:
+                    kill(function.pid)
+                _, exit_status = os.waitpid(found.si_pid, 0)
+                if function is not None:
+                    self._has_ended(function, exit_status)
+                elif self._starts is not None:
+                    self._starts.lost(found.si_pid)
         self._end_if_alone()
+
+    def _has_ended(self, function: _Function, exit_status: int) -> None:
+        function.status = self._last_status(function, exit_status)
+        failed = function.status.state is State.FAILED
+        function.output.end(function.status.reason if failed else None)
+        shutil.rmtree(function.temporary, ignore_errors=True)
+        function.ended.set()
 
     def _last_status(self, function: _Function, exit_status: int) -> Status:
         status = STOPPED if function.is_stopped else status_of(exit_status)

@@ -12,7 +12,7 @@ import select
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -55,17 +55,22 @@ class FunctionOutput:
         self._copies: list[_Copy] = []
         self._has_ended = False
 
+    @property
+    def path(self) -> str:
+        """The file of the log."""
+        return self._path
+
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """The descriptors of the pipes that the function prints into."""
+        return tuple(write for _, write in self._pipes)
+
     def enter_function(self) -> None:
-        """Print into the pipes, line by line, and log to the file, in the function."""
-        for stream, (read, write) in zip(_STREAMS, self._pipes, strict=True):
-            os.dup2(write, stream)
-            os.close(write)
+        """Print into the pipes, and log to the file, in a function that was forked from the host."""
+        for read, _ in self._pipes:
             os.close(read)
         os.close(self._file)
-        for file in (sys.stdout, sys.stderr):
-            with contextlib.suppress(AttributeError):
-                file.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # or a killed function's lines are lost
-        os.environ[logs.FILE] = self._path
+        print_into(self.ends, self._path)
 
     def copy(self, loop: "asyncio.AbstractEventLoop") -> None:
         """Copy what the function prints from now on, in the host."""
@@ -106,6 +111,17 @@ class FunctionOutput:
         begin = logs.prefix(time.time(), level, run=self._run, worker=self._worker, attempt=self._attempt).encode()
         with contextlib.suppress(OSError):  # a full disk does not end a run
             _write(self._file, b"".join(b"%s %s\n" % (begin, line) for line in lines))
+
+
+def print_into(ends: Sequence[int], log: str) -> None:
+    """Print into the pipes with these `ends`, line by line, and log to the file `log`, in a function."""
+    for stream, end in zip(_STREAMS, ends, strict=True):
+        os.dup2(end, stream)
+        os.close(end)
+    for file in (sys.stdout, sys.stderr):
+        with contextlib.suppress(AttributeError):
+            file.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # or a killed function's lines are lost
+    os.environ[logs.FILE] = log
 
 
 class _Copy:

@@ -143,13 +143,15 @@ def local_functions(
     imposed: bool = False,
     silent: bool = False,
     watches: bool = False,
+    load: str = "",
 ) -> Iterator[LocalPlatform]:
     """A platform whose functions call `entry`, `MODULE:FUNCTION`, with the invocation payload, as JSON text.
 
     Their host imports the modules `preload` once. With `imposed`, the limits of `spec` hold for each function, as far
     as this system can impose them; a warning names those that it cannot. With `silent`, what functions print is kept in
     their logs only: they do not hold on to the client's output. With `watches`, each run that is left to itself gets a
-    watchdog, which `entry` is called for too.
+    watchdog, which `entry` is called for too. `load`, `MODULE:FUNCTION` too, returns for a payload what templates keep
+    for functions of the same stage, without limits.
 
     Afterwards no function runs, unless the platform was detached.
     """
@@ -159,7 +161,9 @@ def local_functions(
     host, telling = _start_host(folder, preload, silent=silent)
     platform = LocalPlatform(f"{SCHEME}://{quote(folder)}/{_SOCKET}")
     with contextlib.suppress(BrokenPipeError):  # the host has ended: the first request says so
-        host_spec = HostSpec(entry=entry, preload=tuple(preload), spec=spec, imposed=imposed, watches=watches)
+        host_spec = HostSpec(
+            entry=entry, preload=tuple(preload), spec=spec, imposed=imposed, watches=watches, load=load
+        )
         telling.write(to_text(host_spec).encode() + b"\0")
     try:
         yield platform
