@@ -26,7 +26,7 @@ ROOMS = {
     "analysis": Size(365, 5, 18),
     "api": Size(517, 8, 12),
     "cli": Size(2143, 13, 107),
-    "client": Size(4708, 51, 187),
+    "client": Size(4720, 51, 188),
     "comm": Size(1233, 23, 55),
     "core": Size(3176, 130, 213),
     "data": Size(524, 17, 18),
@@ -35,14 +35,14 @@ ROOMS = {
     "model": Size(5742, 92, 234),
     "neighbours": Size(3743, 72, 196),
     "partitioner": Size(5277, 69, 251),
-    "platforms": Size(5795, 95, 228),
+    "platforms": Size(6082, 100, 236),
     "profiler": Size(849, 10, 36),
     "runstate": Size(2507, 40, 130),
     "scheduler": Size(1332, 26, 44),
     "show": Size(1688, 11, 95),
     "sweep": Size(1190, 23, 23),
     "testing": Size(723, 18, 21),
-    "training": Size(5435, 102, 195),
+    "training": Size(5436, 102, 195),
     "worker": Size(2222, 37, 47),
 }
 """The budget of each folder of `funcpipe`."""
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 81_200, 82, 19
+MODULES, LINES, EXPORTED, VERBS = 591, 80_900, 82, 19
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

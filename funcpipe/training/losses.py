@@ -66,7 +66,8 @@ class CastLoss:
             return self.loss(output, target)
 
 
-_IGNORED = -100  # torch's own ignore_index
+IGNORED = -100
+"""The target that the losses of torch ignore, unless they are told another."""
 
 _WAY_OUT = "return the sum of the losses of tokens or samples, and how many they are or what they weigh"
 
@@ -114,7 +115,7 @@ def _token_weight(loss: Any, target: Any) -> float:
         given = {"ignore_index": loss.ignore_index, "weight": loss.weight}
     elif isinstance(loss, partial):
         given = loss.keywords
-    kept = target[target != given.get("ignore_index", _IGNORED)]
+    kept = target[target != given.get("ignore_index", IGNORED)]
     weights = given.get("weight")
     return float(kept.numel()) if weights is None else float(weights.detach().double()[kept].sum())
 

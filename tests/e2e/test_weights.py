@@ -287,3 +287,33 @@ def test_one_block_of_each_kind_is_timed_without_weights(tmp_path: Path) -> None
     ]
     assert pipe.optimize(global_batch=8).stages
     assert from_text(ModelProfile, to_text(found), source="a test") == found
+
+
+class Scored(Model):
+    """The model that computes its own loss."""
+
+    def forward(self, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+        return {"loss": loss(super().forward(ids), labels)}
+
+
+def padded(count: int) -> list[dict[str, Tensor]]:
+    """Samples of which every other has as many targets as `count` less."""
+    samples = [{"ids": ids, "labels": labels.clone()} for ids, labels in data()]
+    for sample in samples[::2]:
+        sample["labels"][6 - count :] = -100
+    return samples
+
+
+def whole_sum(output: Tensor, target: Tensor) -> Tensor:
+    return nn.functional.cross_entropy(output.flatten(0, 1), target.flatten(), reduction="sum")
+
+
+def test_a_loss_that_is_no_mean_over_micro_batches_is_refused_without_weights(tmp_path: Path) -> None:
+    folder, chosen = write(Model(), tmp_path), plan(Model())
+    with pytest.raises(DataError, match="the loss is a sum over samples, not their mean"):
+        FuncPipe(Model, loss_fn=whole_sum, optimizer=optimizer, weights=folder).train(data(), plan=chosen)
+    own = FuncPipe(Scored, optimizer=optimizer, weights=folder)
+    with pytest.raises(DataError, match=r"some samples have 0 targets that are ignored \(-100\), and others 2"):
+        own.train(padded(2), plan=chosen)
+    learner = Learner(model=own.model, recipe=own._recipe, weights=own._weights)
+    assert make_job(learner, padded(0), chosen, SampleOrder(), RunSettings()).samples == 16

@@ -289,10 +289,12 @@ def _tried(job: Job, learner: Learner, source: DataSource, opening: FirstBatch, 
     _warn_of_counts(job)
     if recipe.coupled is Coupled.ACCUMULATE:
         _log.warning("losses are means over %s, whatever the loss makes of a whole batch", recipe.loss_over)
+    spread, joint = _spread(job, dataset, first) if rehearses or not is_weightless(model) else None, None
+    compared = spread if recipe.coupled is Coupled.REFUSE else None
     if is_weightless(model):
-        carried = rehearse_shapes(model, recipe, first, seed=job.seed) if rehearses else NOTHING_CARRIED
-        return replace(job, loss_carried=carried)
-    spread, joint = _spread(job, dataset, first), None
+        if not rehearses:
+            return job
+        return replace(job, loss_carried=rehearse_shapes(model, recipe, first, seed=job.seed, spread=compared))
     if spread is not None and recipe.coupled is Coupled.CACHE:
         joint = JointTrial.of(model, recipe, spread)
         job = replace(job, layout=joint.layout)
@@ -301,7 +303,6 @@ def _tried(job: Job, learner: Learner, source: DataSource, opening: FirstBatch, 
     check_processes(job.graph, job.dataset, source, job.batches, seed=job.seed)
     for trial in trials[1:]:  # the first sample is rehearsed with
         check_is_finite(model, recipe, trial.batch, index=trial.index, seed=job.seed)
-    compared = spread if recipe.coupled is Coupled.REFUSE else None
     return replace(job, loss_carried=rehearse(model, recipe, first, seed=job.seed, spread=compared, joint=joint))
 
 

@@ -20,15 +20,15 @@ from torch import Tensor, nn
 
 from funcpipe.client.prepare.data import SpreadSamples
 from funcpipe.client.prepare.joint_trial import SampleRows, grown_dims, sample_rows, training_quietly
-from funcpipe.client.prepare.loss_value import Compared, as_refused, mean_and_weight, rounding_of
+from funcpipe.client.prepare.loss_value import OFF, Compared, as_refused, mean_and_weight, rounding_of
 from funcpipe.errors import DataError
 from funcpipe.model.draws import generator_states
 from funcpipe.model.graph.isolation import preserve_state
 from funcpipe.model.graph.modes import evaluation_mode
 from funcpipe.model.graph.program import autocast_to
-from funcpipe.model.tensors import copied, flatten, tree_map
+from funcpipe.model.tensors import copied, flatten, is_weightless, stand_in, tensors_in, tree_map
 from funcpipe.training.data import LoadedBatch
-from funcpipe.training.losses import loss_of_output, seed_loss
+from funcpipe.training.losses import IGNORED, loss_of_output, seed_loss
 from funcpipe.training.recipe import Recipe
 
 _log = logging.getLogger(__name__)
@@ -166,13 +166,31 @@ def check_is_mean(
     found: Compared | None = None
     if recipe.loss is not loss_of_output:
         found = _Trial(model, recipe, first, output, samples, seed).compared()
-    if found is None:
+    if found is None and not is_weightless(model):
         found = _compare_model(model, recipe, samples, seed=seed)
     if found is None:
         _log.info("whether the loss of a batch is the mean of its micro-batches' losses could not be tried")
     elif found.differs:
         own_loss = recipe.loss is loss_of_output
         raise DataError(as_refused(found, samples.global_batch, recipe.reduction, own_loss=own_loss))
+
+
+def check_ignored(samples: SpreadSamples) -> None:
+    """Raise DataError if some of `samples` have more targets that torch's losses ignore than others: the loss that a
+    model computes of them is a mean over the others, and cannot be tried without its weights.
+    """
+    loaded = [samples.load([index]) for index in samples.indices]
+    found = [tensors_in((batch.args, dict(batch.kwargs))) for batch in loaded]
+    counts = {sum(int((leaf == IGNORED).sum()) for leaf in leaves) for leaves in found}
+    if len(counts) > 1:
+        raise DataError(
+            f"some samples have {min(counts)} targets that are ignored ({IGNORED}), and others {max(counts)}, so that "
+            "the loss of the model is no mean over samples: that of a batch would not be the mean of its "
+            "micro-batches' losses. Give samples with as many targets, by packing; let the model return logits alone, "
+            "with a loss_fn and reduction='tokens'; plan for one micro-batch per global batch "
+            f"(micro_batch={samples.global_batch}, replicas=1); or give coupled='accumulate' to train on the mean of "
+            f"the micro-batches' losses. {OFF}"
+        )
 
 
 class _Incomparable(Exception):
@@ -203,7 +221,7 @@ class _Trial:
         try:
             batch = self.samples.load(self.samples.unlike(count))
             with torch.no_grad(), autocast_to(self.recipe.precision):
-                output = self.model(*copied(batch.args), **copied(dict(batch.kwargs)))
+                output = stand_in(self.model(*copied(batch.args), **copied(dict(batch.kwargs))))
         except Exception:  # noqa: BLE001 - a model may be for batches of one size
             return None
         own, found = self.samples.micro_batch, None

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from funcpipe.client.prepare.data import SpreadSamples
 from funcpipe.client.prepare.joint_trial import JointTrial
 from funcpipe.client.prepare.loss_calls import trying
-from funcpipe.client.prepare.loss_trial import check_is_mean
+from funcpipe.client.prepare.loss_trial import check_ignored, check_is_mean
 from funcpipe.client.prepare.loss_value import OFF, described, loss_of, names_of
 from funcpipe.core import OnNan
 from funcpipe.core.texts import error_text
@@ -97,10 +97,13 @@ def rehearse(
     return carried
 
 
-def rehearse_shapes(model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, seed: int) -> Carried:
+def rehearse_shapes(
+    model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, seed: int, spread: SpreadSamples | None = None
+) -> Carried:
     """Run `model`, whose weights are not here, forward and backward on `batch`: what depends on shapes fails here.
 
-    Returns what calls of the loss leave for the next ones, for outputs of random numbers. Raises ModelError.
+    The loss is tried on outputs of random numbers, with samples of `spread` as in `rehearse`. Returns what calls of it
+    leave for the next ones. Raises ModelError, or DataError for a loss that cannot be trained with.
     """
     trained = _trained(model, recipe.loss)
     with training_mode(model), preserve_state(model), preserve_gradients(model), autocast_to(recipe.precision):
@@ -108,7 +111,11 @@ def rehearse_shapes(model: nn.Module, recipe: Recipe, batch: LoadedBatch, *, see
         end = recipe.loss(output, batch.target) if recipe.loss is loss_of_output else output
         roots = [tensor for tensor in tensors_in(end) if tensor.requires_grad]
         _backward(model, roots, trained)
-    _log.info("the first micro-batch fits the model; as its weights are not here, no numbers were tried")
+        if spread is not None and recipe.loss is loss_of_output:
+            check_ignored(spread)
+        elif spread is not None:
+            check_is_mean(model, recipe, batch, stand_in(tree_map(output, _detached_copy)), spread, seed=seed)
+    _log.info("the first micro-batch fits the model, whose weights are not here: the loss was tried on random numbers")
     return carried_by_loss(model, recipe, batch, seed=seed)
 
 
