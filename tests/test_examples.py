@@ -25,10 +25,12 @@ SAID = {
     "digits.py": r"steps: validation accuracy 0\.9\d\d, of the average 0\.9\d\d",
     "lambda_or_gpu.py": r"all of it in an hour, 60 epochs .*:\n  this machine: .* min, \$0\.0000\n(.*\n)+  take .+",
     "learning_rates.py": r"learning rate 0\.001: +\d+% right\n(learning.*\n){7}the best of 8 is 0\.\d\d\d\n",
+    "lora_from_files.py": r"loss 5\.\d\d -> 5\.\d\d; wrote 8 adapters",
     "finetune_hugging_face.py": r"steps: loss 5\.\d\d -> [34]\.\d\d for each token",
     "resume_and_export.py": r"interrupted while training .*: it was stopped, and step \d+ of 4000 is saved\n(.*\n){3}"
     r"\d+ epochs in three parts: the same bits as in one\n",
 }
+LONG = ("finetune_hugging_face.py", "lora_from_files.py")
 BUCKET = "funcpipe-data"
 
 
@@ -67,7 +69,7 @@ def test_each_is_here() -> None:
 @pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=pytest.mark.long) if name == "finetune_hugging_face.py" else name for name in SAID],
+    [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in SAID],
 )
 def test_it_runs(
     name: str,
