@@ -173,6 +173,11 @@ class Keys:
         """Return the key of the lease of attempt `attempt` of `worker`."""
         return self._key("leases", worker, f"{attempt:08d}")
 
+    @property
+    def all_leases(self) -> str:
+        """The prefix of the leases of all workers."""
+        return self._folder("leases")
+
     def leases(self, worker: str) -> str:
         """Return the prefix of all leases of `worker`."""
         return self._folder("leases", worker)

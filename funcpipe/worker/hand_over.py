@@ -28,6 +28,10 @@ _PAUSES = Backoff(first_s=2.0, most_s=20.0)
 """The pauses before a successor that could not be started is tried again."""
 
 
+_MOST_OF_LIFE = 0.2
+"""A start that took more of a function's life than this was an exception."""
+
+
 @dataclass(frozen=True, slots=True)
 class HandOverCosts:
     """Seconds for which the run stands still, and for which functions run beside their successors, of all workers."""
@@ -64,6 +68,11 @@ class Successor:
         self._tries = 0
         self._try_at_s = 0.0
 
+    @property
+    def follows(self) -> bool:
+        """True if this function is itself a successor, which waits for its predecessor."""
+        return self._spec.attempt > 0 and self._spec.follows_within_s is not None
+
     def start_in_time(self, *, last: int, step_s: float, saving_s: float, left_s: float = 0.0) -> None:
         """Start the successor, once, when it is time: it should be ready when this function leaves.
 
@@ -72,7 +81,7 @@ class Successor:
         lifetime_s = self._lifetime_s
         if lifetime_s is None or self._started or not step_s or self._progress.age_s < self._try_at_s:
             return
-        ready_s = overlap_s(self._spec.faults.cold_start_s, step_s)
+        ready_s = self._overlap_s(step_s)
         leaves_s = leaves_at_s(lifetime_s, step_s, saving_s)
         if self._progress.age_s + ready_s < leaves_s or self._ends_s(last, step_s, saving_s) + left_s < leaves_s:
             return
@@ -82,6 +91,7 @@ class Successor:
         try:
             start_for_worker(self._open_platform(self._spec.platform), self._storage, self._keys, spec)
             self._started = True
+            self._forget_before()
             self._progress.budget.begin_overlap(self._progress.billed_s)
         except (PlatformError, PlatformRefused) as error:
             _log.warning("no successor could be started, try %d: %s", self._tries, error)
@@ -96,7 +106,8 @@ class Successor:
 
     def hand_over(self, step: int) -> None:
         """Report to the successor that `step` steps are done and saved."""
-        self._forget_before()
+        if not self._started:
+            self._forget_before()
         put_document(self._storage, self._keys.hand_over(self._spec.worker, self._spec.attempt), HandOver(step=step))
         if self._started:
             _log.info("handed over to attempt %d after step %d", self._spec.attempt + 1, step)
@@ -123,8 +134,13 @@ class Successor:
         lifetime_s = self._lifetime_s
         if lifetime_s is None or self._progress.age_s + seconds < leaves_at_s(lifetime_s, step_s, saving_s):
             return HandOverCosts(pause_s=0.0, beside_s=0.0)
-        beside_s = 0.0 if self._started else overlap_s(self._spec.faults.cold_start_s, step_s)
+        beside_s = 0.0 if self._started else self._overlap_s(step_s)
         return HandOverCosts(pause_s=2 * saving_s * self._progress.workers, beside_s=beside_s)
+
+    def _overlap_s(self, step_s: float) -> float:
+        """Return the seconds before it leaves at which this function starts its successor: one starts as it did."""
+        own_s = min(self._progress.start_s, _MOST_OF_LIFE * (self._lifetime_s or 0.0))
+        return overlap_s(max(self._spec.faults.cold_start_s, own_s), step_s)
 
     def _ends_s(self, last: int, step_s: float, saving_s: float) -> float:
         """Return the age at which this function will have finished the `last` step and saved it."""

@@ -4,6 +4,7 @@ import contextlib
 import logging
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from funcpipe.core import (
@@ -63,6 +64,7 @@ class Worker:
     peers: PeerRecovery
     renewal: Renewal
     validator: Validator | None = None
+    warm_up: Callable[[], object] = lambda: None
 
     @property
     def computation(self) -> Computation:
@@ -87,11 +89,14 @@ class Worker:
 
         Raises Superseded if another function is or becomes the worker, RunHalted if the run is to end at once.
         """
+        if self.spec.epochs and (self.successor.follows or self._others_start()):
+            with self.account.start.part(StartPart.WARM_UP):
+                self.warm_up()
         with self.account.start.part(StartPart.PREDECESSOR):
             was_left = await_predecessor(self.spec, self.storage, self.keys)
         if not was_left and (reason := self.orders.poll()) is not None:
             raise RunHalted(reason)  # which the attempt before obeys, if it can: it has more to save
-        if self.spec.attempt and self.spec.follows_within_s is not None:
+        if self.successor.follows:
             self.progress.budget.end_overlap(self.progress.billed_s)
         self.lease.take()
         if (reason := self.orders.poll()) is not None:
@@ -118,6 +123,13 @@ class Worker:
             if heartbeat.fatal_error is not None and isinstance(error.__cause__ or error, Cancelled):
                 raise heartbeat.fatal_error from None
             raise
+
+    def _others_start(self) -> bool:
+        """Return True if this worker will have to wait, as some of the run's workers have not begun."""
+        if self.spec.attempt or not self.spec.stage:
+            return False
+        begun = {key.rpartition("/")[0] for key in self.storage.list(self.keys.all_leases)}
+        return len(begun) + 1 < self.progress.workers
 
     def _train(self, heartbeat: HeartbeatThread, background: Background) -> Outcome:
         trace: _Trace = deque(maxlen=TRACED_STEPS)

@@ -19,6 +19,7 @@ from funcpipe.scheduler.execute import lane_threads
 from funcpipe.training.computation import Computation
 from funcpipe.training.loading import Loader
 from funcpipe.training.stage_job import StageJob, load_bundle
+from funcpipe.training.warm_up import warm_up
 from funcpipe.worker.actions import Actions
 from funcpipe.worker.checkpoint_manager import CheckpointInterval, CheckpointManager
 from funcpipe.worker.hand_over import Successor
@@ -98,6 +99,7 @@ def load_worker(
         peers=PeerRecovery(spec, fenced, keys, open_platform),
         renewal=Renewal(fenced, spec.run, keys=keys, renewed=progress.record_renewal),
         validator=validator,
+        warm_up=partial(warm_up, stage, job.signature, seed=spec.seed),
     )
 
 
