@@ -35,22 +35,22 @@ ROOMS = {
     "model": Size(5742, 92, 234),
     "neighbours": Size(3743, 72, 196),
     "partitioner": Size(5277, 69, 251),
-    "platforms": Size(6082, 100, 236),
+    "platforms": Size(6088, 100, 236),
     "profiler": Size(849, 10, 36),
-    "runstate": Size(2507, 40, 130),
+    "runstate": Size(2510, 40, 130),
     "scheduler": Size(1332, 26, 44),
     "show": Size(1688, 11, 95),
     "sweep": Size(1190, 23, 23),
     "testing": Size(723, 18, 21),
-    "training": Size(5436, 102, 195),
-    "worker": Size(2222, 37, 47),
+    "training": Size(5477, 102, 196),
+    "worker": Size(2286, 37, 48),
 }
 """The budget of each folder of `funcpipe`."""
 
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 80_900, 82, 19
+MODULES, LINES, EXPORTED, VERBS = 591, 81_200, 82, 19
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

@@ -6,9 +6,11 @@ when the service will end an event (https://www.alibabacloud.com/help/en/functio
 November 2026), so its age counts from its arrival.
 """
 
+import contextlib
 import json
 import os
 import time
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from funcpipe.errors import WorkerFailed
@@ -52,8 +54,8 @@ class Handler(BaseHTTPRequestHandler):
                 self._answer(_FAILED, {"errorMessage": f"there is no {path}", "errorType": "NotFound"})
 
     def _invoke(self, payload: str, invoked: Invoked) -> None:
-        self._take_credentials()
-        failure = _run(payload, invoked)
+        with self._credentials():
+            failure = _run(payload, invoked)
         entry.free_memory()
         if failure is None:
             self._answer(_DONE, {"done": True})
@@ -61,11 +63,17 @@ class Handler(BaseHTTPRequestHandler):
             print(f"{WorkerFailed.__name__}: {failure}", flush=True)
             self._answer(_FAILED, {"errorMessage": failure, "errorType": WorkerFailed.__name__})
 
-    def _take_credentials(self) -> None:
-        """Put the role's temporary credentials, which come with each event, where storage reads them."""
-        for header, name in _CREDENTIALS.items():
-            if value := self.headers.get(header):
-                os.environ[name] = value
+    @contextlib.contextmanager
+    def _credentials(self) -> Iterator[None]:
+        """Have the role's temporary credentials, which come with each event, where storage reads them, for a while."""
+        kept = {name: os.environ.get(name) for name in _CREDENTIALS.values()}
+        os.environ.update({name: value for head, name in _CREDENTIALS.items() if (value := self.headers.get(head))})
+        try:
+            yield
+        finally:
+            for name, value in kept.items():
+                os.environ.pop(name, None)
+                os.environ.update({} if value is None else {name: value})
 
     def _answer(self, status: int, value: dict[str, object]) -> None:
         body = json.dumps(value).encode()

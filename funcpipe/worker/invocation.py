@@ -1,5 +1,6 @@
 """The entry of every function: a worker of a run, one of a parameter server, a probe that measures, or a watchdog."""
 
+import functools
 import importlib
 import json
 
@@ -34,13 +35,23 @@ def main(
         expected = " or ".join(repr(known) for known in _ENTRIES)
         raise FormatError(f"the invocation payload: field 'format' is {payload_format!r}, expected {expected}")
     invoked = invoked or Invoked()
-    if payload_format in WITH_TORCH:
-        with invoked.start.part(StartPart.TORCH):
-            importlib.import_module("torch")
+    run = functools.partial(_run, payload, open_storage, open_platform, invoked)
+    if payload_format not in WITH_TORCH:
+        run(_ENTRIES[payload_format])
+        return
+    with invoked.start.part(StartPart.TORCH):
+        importlib.import_module("torch")
     with invoked.start.part(StartPart.MODULES):
-        entry = importlib.import_module(_ENTRIES[payload_format])
-        if payload_format in WITH_TORCH:
-            _defer_compiler()
+        from funcpipe.worker.environment import left_as_found
+
+        _defer_compiler()
+    with left_as_found():
+        run(WITH_TORCH[payload_format])
+
+
+def _run(payload: str, open_storage: OpenStorage, open_platform: OpenPlatform, invoked: Invoked, module: str) -> None:
+    with invoked.start.part(StartPart.MODULES):
+        entry = importlib.import_module(module)
     entry.main(payload, open_storage=open_storage, open_platform=open_platform, invoked=invoked)
 
 

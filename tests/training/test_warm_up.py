@@ -1,10 +1,8 @@
 """A warm-up leaves no trace, and runs no code of a user's; a stage that is loaded before is the one that is read."""
 
-import random
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -13,6 +11,7 @@ from torch.nn import functional as F
 from funcpipe.client.follow.launch import upload
 from funcpipe.core import WorkerSpec
 from funcpipe.core.start import StartPart
+from funcpipe.model.draws import generator_states
 from funcpipe.model.graph import trace
 from funcpipe.model.split import split
 from funcpipe.platforms.base import Invoked, Storage
@@ -38,14 +37,13 @@ def test_a_warm_up_leaves_stages_and_generators_as_they_were() -> None:
     for stage in split(graph, [(0, 3), (3, len(graph.layers))]):
         stage.train()
         before = {name: tensor.clone() for name, tensor in stage.state_dict().items()}
-        drawn = torch.get_rng_state(), random.getstate(), np.random.get_state()[1]
+        drawn = generator_states()
         for parameter in stage.parameters():
-            parameter.register_post_accumulate_grad_hook(lambda _: calls.append(1))
+            parameter.register_post_accumulate_grad_hook(lambda _: calls.append(1))  # type: ignore[no-untyped-call]
         assert warm_up(stage, graph.signature, seed=3)
         assert all(torch.equal(before[name], tensor) for name, tensor in stage.state_dict().items())
         assert all(parameter.grad is None for parameter in stage.parameters())
-        assert torch.equal(drawn[0], torch.get_rng_state())
-        assert (drawn[1], drawn[2].tolist()) == (random.getstate(), np.random.get_state()[1].tolist())
+        assert generator_states() == drawn
     assert calls == []
 
 
@@ -76,7 +74,8 @@ def test_code_of_a_user_is_not_run_to_warm_up(block: Callable[[], nn.Module]) ->
 def test_what_cannot_be_run_on_zeros_is_not_warmed_up() -> None:
     class Inverse(nn.Module):
         def forward(self, x: Tensor) -> Tensor:
-            return torch.linalg.inv(x)
+            inverse: Tensor = torch.linalg.inv(x)
+            return inverse
 
     graph = trace(nn.Sequential(Inverse(), nn.Linear(3, 3)), (torch.eye(3),))
     (stage,) = split(graph, [(0, len(graph.layers))])

@@ -33,10 +33,11 @@ for file in sys.argv[1:]:
     function.main(Path(file).read_text())
     function.free_memory()
     from funcpipe.comm.channel import Channel
+    from funcpipe.core.run_key import RunKey
     from funcpipe.runstate.lease import Lease
     from funcpipe.training.computation import Computation
     from funcpipe.worker.loop import Worker
-    own = [item for item in gc.get_objects() if type(item) in (Channel, Lease, Computation, Worker)]
+    own = [item for item in gc.get_objects() if type(item) in (Channel, Lease, Computation, RunKey, Worker)]
     print(len(own), Path("/proc/self/statm").read_text().split()[1])
     if file == sys.argv[1]:
         hungry = bytearray(b"1") * 300_000_000  # as another function here might have been

@@ -1,13 +1,19 @@
 """What a function does first: read its payload, keep torch's compiler out, become a worker or a probe."""
 
 import json
+import os
+import random
 import re
+import sys
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 import funcpipe.neighbours.parameter_server.function_worker
 import funcpipe.profiler.remote.function
@@ -86,3 +92,35 @@ def test_only_tasks_of_a_synchronisation_are_part_of_one() -> None:
     unused: Any = None
     with pytest.raises(InvalidValue, match="must be part of a synchronisation"):
         Synchronisation(unused, unused, 0, str).run(Task(Kind.BUCKET, 0, 0, part=0), unused)
+
+
+def test_a_function_leaves_its_environment_as_it_found_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def main(payload: str, **_: Any) -> None:
+        os.environ["AWS_SECRET_ACCESS_KEY"] = "of a run"
+        os.environ.pop("FUNCPIPE_TEST_KEPT")
+        os.chdir(tmp_path)
+        sys.path.insert(0, str(tmp_path))
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        torch.set_grad_enabled(False)
+        torch.manual_seed(7)
+        random.seed(7)
+        np.random.seed(7)
+        raise SystemExit(1)
+
+    monkeypatch.setenv("FUNCPIPE_TEST_KEPT", "kept")
+    monkeypatch.setattr(funcpipe.worker.attempt, "main", main)
+    variables, place = dict(os.environ), (os.getcwd(), list(sys.path))
+    before = torch.get_rng_state()
+    with pytest.raises(SystemExit):
+        invoke(json.dumps({"format": WorkerSpec.FORMAT}))
+    assert (dict(os.environ), (os.getcwd(), sys.path)) == (variables, place)
+    assert torch.zeros(1).dtype is torch.float32
+    assert torch.zeros(1).device.type == "cpu"
+    assert (torch.get_deterministic_debug_mode(), torch.is_grad_enabled()) == (0, True)
+    assert torch.equal(torch.get_rng_state(), before)
+    others = random.random(), float(np.random.random())
+    random.seed(7)
+    np.random.seed(7)
+    assert others != (random.random(), float(np.random.random()))  # as a new process does not repeat what one drew
