@@ -24,11 +24,11 @@ class Size(NamedTuple):
 
 ROOMS = {
     "analysis": Size(365, 5, 18),
-    "api": Size(517, 8, 12),
+    "api": Size(520, 8, 12),
     "cli": Size(2143, 13, 107),
     "client": Size(4720, 51, 188),
     "comm": Size(1233, 23, 55),
-    "core": Size(3176, 130, 213),
+    "core": Size(3201, 130, 216),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),
@@ -38,19 +38,19 @@ ROOMS = {
     "platforms": Size(6088, 100, 236),
     "profiler": Size(849, 10, 36),
     "runstate": Size(2510, 40, 130),
-    "scheduler": Size(1332, 26, 44),
+    "scheduler": Size(1395, 27, 47),
     "show": Size(1688, 11, 95),
     "sweep": Size(1190, 23, 23),
     "testing": Size(723, 18, 21),
-    "training": Size(5477, 102, 196),
-    "worker": Size(2286, 37, 48),
+    "training": Size(5612, 104, 197),
+    "worker": Size(2314, 37, 48),
 }
 """The budget of each folder of `funcpipe`."""
 
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 81_200, 82, 19
+MODULES, LINES, EXPORTED, VERBS = 591, 81_100, 82, 19
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

@@ -162,6 +162,7 @@ class Planning:
         outer_lr: float = 1.0,
         outer_momentum: float = 0.0,
         sync_fragments: int = 1,
+        sync_delay: int = 0,
         shard_optimizer: bool = False,
         stores: Stores | str | Mapping[str, str] = DEFAULT_STORES,
         pins: Pins = NO_PINS,
@@ -196,6 +197,7 @@ class Planning:
             outer_lr: When replicas meet, they go so far to their mean.
             outer_momentum: The Nesterov momentum with which they do.
             sync_fragments: The parameters of each stage meet in so many parts, at different steps of a round.
+            sync_delay: What replicas meet on reaches them so many steps later, and travels while they train.
             shard_optimizer: Divide the optimiser's state over replicas.
             stores: Where messages, sums and checkpoints may be: "default", "auto", or names by kind, `{"messages":
                 "express"}`; `train` then takes a URL for each.
@@ -215,8 +217,8 @@ class Planning:
         from funcpipe.partitioner.optimize import optimize
 
         training = TrainingSpec(
+            **self._trained_by(),
             global_batch=global_batch,
-            optimizer=optimizer_kind(self._recipe.optimizer, trainable_shapes(self.model, self._recipe.loss)),
             **choices(wire=wire, wire_back=wire_back, wire_sync=wire_sync, numerics=numerics),
             **choices(recompute=recompute, schedule=schedule, sync=sync),
             sync_every=sync_every,
@@ -224,10 +226,9 @@ class Planning:
             outer_lr=outer_lr,
             outer_momentum=outer_momentum,
             sync_fragments=sync_fragments,
+            sync_delay=sync_delay,
             shard_optimizer=shard_optimizer,
             stores=Stores.of(stores),
-            averaged=self._recipe.average is not None,
-            joint_loss=self._recipe.coupled is Coupled.CACHE,
             replicas=arguments.counts(replicas),
             time_value=time_value,
             deadline_s=deadline_s,
@@ -239,6 +240,14 @@ class Planning:
             way = partial(best_simulated, count=simulated_plans, clipped=self._recipe.exchanges_norms)
         self._plan = search(self._recipe, self.model, way, *self._profiled(profile, spec), training, pins, time_limit_s)
         return self._plan
+
+    def _trained_by(self) -> dict[str, Any]:
+        """The fields of a TrainingSpec that follow from the optimiser, an average and the loss."""
+        return {
+            "optimizer": optimizer_kind(self._recipe.optimizer, trainable_shapes(self.model, self._recipe.loss)),
+            "averaged": self._recipe.average is not None,
+            "joint_loss": self._recipe.coupled is Coupled.CACHE,
+        }
 
     @arguments.strict
     def optimize_forward(

@@ -97,6 +97,12 @@ _TRAINING = group(
         whole(),
         of=TrainingSpec,
     ),
+    option(
+        "--sync-delay K",
+        "let what replicas meet on reach them K steps later, and travel while they train",
+        whole(0),
+        of=TrainingSpec,
+    ),
     option("--shard-optimizer", "divide the optimiser's state among replicas (ZeRO stage 1)"),
     option(
         "--stores KIND=STORE",

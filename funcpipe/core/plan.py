@@ -19,6 +19,7 @@ from funcpipe.core.choices import (
 from funcpipe.core.estimate import Estimate, Optimality, SolverReport
 from funcpipe.core.json_form import IF_CHANGED
 from funcpipe.core.plan_request import PlanRequest
+from funcpipe.core.round_checks import check_meetings, check_sync_every, check_unused
 from funcpipe.core.rounds import AUTO, END
 from funcpipe.core.stores import DEFAULT_STORES, Stores
 from funcpipe.core.texts import Described
@@ -40,6 +41,7 @@ class PlanBase:
     With `sync_every` other than 1, replicas train alone and meet after so many steps, or with "end" in the end alone
     (`core.rounds`). In a meeting they go `outer_lr` of the way to their mean, with the Nesterov momentum
     `outer_momentum`. The parameters of each stage meet in `sync_fragments` parts, at different steps.
+    What they meet on reaches them `sync_delay` steps later, so that it travels while they train.
     """
 
     SYNC_WORDS: ClassVar[tuple[str, ...]] = (END,)
@@ -57,6 +59,7 @@ class PlanBase:
     outer_lr: float = field(default=1.0, metadata=IF_CHANGED)
     outer_momentum: float = field(default=0.0, metadata=IF_CHANGED)
     sync_fragments: int = field(default=1, metadata=IF_CHANGED)
+    sync_delay: int = field(default=0, metadata=IF_CHANGED)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "stores", Stores.of(self.stores))
@@ -136,7 +139,7 @@ class TrainingSpec(PlanBase):
             rule = f"must be given with sync_every={AUTO!r}, and with that alone"
             raise InvalidValue("sync_every_at_most", self.sync_every_at_most, rule)
         if self.sync_every_at_most is not None:
-            _check_fragments(self, self.sync_every_at_most)
+            _check_meetings(self, self.sync_every_at_most)
         checks.choose(self, "numerics", Numerics)
         checks.choose(self, "recompute", Recompute)
         checks.choose(self, "schedule", ScheduleKind, optional=True)
@@ -271,7 +274,8 @@ class Plan(Described, PlanBase):
         if self.sync_every == 1:
             return "replicas meet in every step"
         parts = f" in {self.sync_fragments} fragments" if self.sync_fragments > 1 else ""
-        return f"replicas meet every {self.sync_every} steps{parts}"
+        late = f", {self.sync_delay} late" if self.sync_delay else ""
+        return f"replicas meet every {self.sync_every} steps{parts}{late}"
 
     @property
     def loss_of(self) -> str:
@@ -333,17 +337,14 @@ def _check_joint(schedule: ScheduleKind | None) -> None:
 
 def _check_local_steps(base: PlanBase) -> None:
     """Raise InvalidValue unless replicas may train alone as `base` says, and meet."""
-    _check_sync_every(base)
+    check_sync_every(base.sync_every, base.SYNC_WORDS)
     checks.positive("outer_lr", base.outer_lr)
     checks.at_least("outer_momentum", base.outer_momentum, 0)
-    checks.whole("sync_fragments", base.sync_fragments, 1)
     if base.sync_every == 1:
-        for name, usual in (("outer_lr", 1), ("outer_momentum", 0), ("sync_fragments", 1)):
-            if getattr(base, name) != usual:
-                raise InvalidValue(name, getattr(base, name), f"must be {usual} with sync_every=1: no replica is alone")
+        for name, usual in (("outer_lr", 1), ("outer_momentum", 0), ("sync_fragments", 1), ("sync_delay", 0)):
+            check_unused(name, getattr(base, name), usual)
         return
-    if base.sync_every != AUTO:
-        _check_fragments(base, base.sync_every)
+    _check_meetings(base, base.sync_every)
     if base.joint_loss:
         raise InvalidValue("sync_every", base.sync_every, "must be 1 with a loss of whole global batches")
     if base.averaged:
@@ -355,23 +356,8 @@ def _check_local_steps(base: PlanBase) -> None:
         raise InvalidValue("wire_sync", base.wire_sync.value, rule)
 
 
-def _check_sync_every(base: PlanBase) -> None:
-    """Raise InvalidValue unless it is a number of steps, or a word that `base` may have in its place."""
-    if not isinstance(base.sync_every, str):
-        checks.whole("sync_every", base.sync_every, 1)
-    elif base.sync_every not in base.SYNC_WORDS:
-        known = ", ".join(base.SYNC_WORDS)
-        raise InvalidValue("sync_every", base.sync_every, f"must be a whole number of at least 1, or one of {known}")
-
-
-def _check_fragments(base: PlanBase, steps: int | str) -> None:
-    """Raise InvalidValue unless each fragment can meet after a step of its own in a round of so many."""
-    fragments = base.sync_fragments
-    if fragments > 1 and isinstance(steps, str):
-        raise InvalidValue("sync_fragments", fragments, f"must be 1 with sync_every={steps!r}: all would meet at once")
-    if not isinstance(steps, str) and fragments > steps:
-        rule = f"must be at most {steps}, the steps of a round, each of which at most one fragment meets after"
-        raise InvalidValue("sync_fragments", fragments, rule)
+def _check_meetings(base: PlanBase, steps: int | str) -> None:
+    check_meetings(steps, fragments=base.sync_fragments, delay=base.sync_delay, sharded=base.shard_optimizer)
 
 
 def _check_unscaled(gradient_wire: Wire, precision: Precision = Precision.FP32) -> None:

@@ -115,8 +115,8 @@ def with_replicas(resumed: ResumePoint, storage: Storage, record: RunRecord, pla
         raise PlanError(
             f"run {record.run} has ended after step {resumed.step}, in the middle of a round of sync_every="
             f"{before.sync_every}, where each of its {before.replicas} replicas has other parameters; resume it with "
-            "the stages, replicas, sync_every, sync_fragments and shard_optimizer that it was started with, and with "
-            "others once all rounds have ended, or with --from-start"
+            "the stages, replicas, sync_every, sync_fragments, sync_delay and shard_optimizer that it was started "
+            "with, and with others once all rounds have ended, or with --from-start"
         )
     try:
         return replace(resumed, replicas=RunReader(storage, record).models_of_replicas(resumed.step, before.replicas))
@@ -129,7 +129,7 @@ def with_replicas(resumed: ResumePoint, storage: Storage, record: RunRecord, pla
 
 def _rounds_of(plan: Plan) -> tuple[object, ...]:
     """Return what must stay the same in the middle of a round."""
-    meets = plan.sync_every, plan.sync_fragments
+    meets = plan.sync_every, plan.sync_fragments, plan.sync_delay
     return plan.replicas, *meets, plan.is_sharded, *((stage.first, stage.stop) for stage in plan.stages)
 
 

@@ -7,14 +7,18 @@ Where replicas train alone, they sum nothing in a step, and each updates by itse
 they sum comes after that update:
 
     backward ... norm | local-update | flatten ... get-merged | update
+
+A meeting whose sums are taken `delay` steps late goes on beside these steps: each has a part of its transfers, spread
+over the first half of its computations, so that neither keeps the other waiting.
 """
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from funcpipe.comm.collectives import Move, Pattern, pattern, transfers
+from funcpipe.comm.collectives import Pattern, pattern, transfers
 from funcpipe.core import Resource, Routes, ScheduleKind, Streams, Sync, SyncWay, TieRoute
+from funcpipe.scheduler.late import KIND_OF_MOVE, LatePart, late_tasks, with_late
 from funcpipe.scheduler.pipeline import RECEIVES, Links, Loading, Pipeline, Tasks, find_links, stage_loads, with_loads
 from funcpipe.scheduler.tasks import GETS, PUTS, RESOURCES, Kind, Lane, Task, source_of
 
@@ -58,7 +62,7 @@ class StepShape:
     is loaded; None means nothing. With `joint_loss`, which takes GPipe's schedule, the last stage computes the loss of
     all micro-batches at once, before their backwards. Where replicas train `alone`, they sum what training has changed
     if they meet after this step, and nothing otherwise; where parameters are in several fragments, of those in
-    `fragments`.
+    `fragments`. `late` is what goes on beside the step of a meeting that began before.
     """
 
     stages: int
@@ -75,6 +79,7 @@ class StepShape:
     alone: bool = False
     meets: bool = True
     fragments: tuple[int, ...] = ()
+    late: LatePart | None = None
 
     @property
     def sums_gradients(self) -> bool:
@@ -141,11 +146,14 @@ class _Asked:
 
 def _tasks_of(shape: StepShape, links: Links, stage: int, replica: int) -> Tasks:
     """Yield everything that one worker does before its last update."""
+    own = _worker_tasks(shape, links, stage, replica)
+    if shape.late is not None and shape.alone and shape.replicas > 1:
+        own = with_late(own, _late_tasks(shape, shape.late, stage, replica))
     if not (shape.alone and shape.meets and shape.replicas > 1):
-        yield from _worker_tasks(shape, links, stage, replica)
+        yield from own
         return
     last: dict[Task, None] = {}
-    for task, needs in _worker_tasks(shape, links, stage, replica):
+    for task, needs in own:
         if task.kind is not Kind.LOAD:
             last[task] = None
         for need in needs:
@@ -201,6 +209,19 @@ def _meet(shape: StepShape, stage: int, replica: int, before: Sequence[Task]) ->
     for task, needs in _share_tied(shape, stage, replica, summed):
         assert task.part is not None, "routes of tied parameters are numbered"
         yield task._replace(part=len(shape.routes.ties) + task.part), needs or (summed[0],)
+
+
+def _late_tasks(shape: StepShape, late: LatePart, stage: int, replica: int) -> Tasks:
+    """Yield what one worker does beside the step for a meeting that is late."""
+    moved: list[Task] = []
+    for task, needs in late_tasks(late, shape.pattern_of(stage), stage, replica):
+        moved.append(task)
+        yield task, needs
+    begun = tuple(task for task in moved if task.kind is Kind.FLATTEN)
+    for task, needs in _share_tied(shape, stage, replica, tuple(moved)) if late.ends_with_tied else ():
+        assert task.part is not None, "routes of tied parameters are numbered"
+        part = len(shape.routes.ties) + task.part
+        yield task._replace(part=part, fragment=late.fragment, delay=late.delay), needs or begun
 
 
 def _partners(shape: StepShape, stage: int, replica: int) -> tuple[int, ...] | None:
@@ -269,15 +290,6 @@ def _held_ties(shape: StepShape, stage: int) -> list[tuple[int, TieRoute]]:
     return [(part, route) for part, route in enumerate(shape.routes.ties) if stage in route.stages]
 
 
-_KIND_OF_MOVE = {
-    Move.PUT_SPLIT: Kind.PUT_SPLIT,
-    Move.GET_SPLIT: Kind.GET_SPLIT,
-    Move.MERGE: Kind.MERGE,
-    Move.PUT_MERGED: Kind.PUT_MERGED,
-    Move.GET_MERGED: Kind.GET_MERGED,
-}
-
-
 def _synchronise(
     shape: StepShape,
     stage: int,
@@ -296,7 +308,7 @@ def _synchronise(
     moves: list[Task] = []
     chosen = shape.pattern_of(stage)
     for transfer in transfers(chosen, replica):
-        kind = _KIND_OF_MOVE[transfer.move]
+        kind = KIND_OF_MOVE[transfer.move]
         moves.append(Task(kind, stage, replica, peer=transfer.peer, part=transfer.part, fragment=fragment))
         own = released.get(chosen.round_of(transfer), flatten)
         yield moves[-1], (own, *(moves[position] for position in transfer.after))

@@ -89,7 +89,8 @@ class Task(NamedTuple):
     micro-batch, the objects or rounds of a synchronisation, or the routes of tied parameters; it is 1 in a load for the
     next step. A *bucket* is the part of a worker's last backward that completes the gradients of one round of the
     synchronisation; the rest of that backward gets the number after the last bucket. `fragment` is the one that is
-    synchronised, where parameters are in several.
+    synchronised, where parameters are in several; and `delay` the number of steps in which it is, if it goes on beside
+    those steps.
     """
 
     kind: Kind
@@ -99,6 +100,7 @@ class Task(NamedTuple):
     peer: int | None = None
     part: int | None = None
     fragment: int | None = None
+    delay: int | None = None
 
     @property
     def lane(self) -> Lane:
@@ -107,7 +109,7 @@ class Task(NamedTuple):
 
     def __str__(self) -> str:
         text = f"{self.kind.value}.s{self.stage}.r{self.replica}"
-        for letter, number in (("m", self.micro_batch), ("p", self.peer), ("k", self.part), ("f", self.fragment)):
+        for letter, number in zip("mpkfd", self[3:], strict=True):
             if number is not None:
                 text += f".{letter}{number}"
         return text
@@ -131,7 +133,8 @@ RESOURCES = {kind: kind.resource for kind in Kind}
 _KINDS = {kind.value: kind for kind in Kind}
 _TASK = re.compile(
     r"(?P<kind>[a-z-]+)\.s(?P<stage>\d+)\.r(?P<replica>\d+)"
-    r"(\.m(?P<micro_batch>\d+))?(\.p(?P<peer>\d+))?(\.k(?P<part>\d+))?(\.f(?P<fragment>\d+))?",
+    r"(\.m(?P<micro_batch>\d+))?(\.p(?P<peer>\d+))?(\.k(?P<part>\d+))?(\.f(?P<fragment>\d+))?"
+    r"(\.d(?P<delay>\d+))?",
     re.ASCII,
 )
 
@@ -149,15 +152,15 @@ def source_of(get: Task) -> Task:
         case Kind.GET_TIED:
             return Task(Kind.PUT_TIED, get.peer, get.replica, peer=get.stage, part=get.part)
         case Kind.GET_TIED_SUM:
-            return Task(Kind.PUT_TIED_SUM, get.peer, get.replica, part=get.part)
+            return get._replace(kind=Kind.PUT_TIED_SUM, stage=get.peer, peer=None)
         case Kind.GET_NORM:
             return Task(Kind.PUT_NORM, get.peer, get.replica)
         case Kind.GET_SCORES:
             return Task(Kind.PUT_SCORES, get.peer, get.replica, part=get.part)
         case Kind.GET_SPLIT:
-            return Task(Kind.PUT_SPLIT, get.stage, get.peer, part=get.part, fragment=get.fragment)
+            return get._replace(kind=Kind.PUT_SPLIT, replica=get.peer, peer=None)
         case Kind.GET_MERGED:
-            return Task(Kind.PUT_MERGED, get.stage, get.peer, part=get.part, fragment=get.fragment)
+            return get._replace(kind=Kind.PUT_MERGED, replica=get.peer, peer=None)
         case _:
             raise InvalidValue("task", str(get), "must be a get")
 

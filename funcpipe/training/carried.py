@@ -162,6 +162,11 @@ class RunningStatistics:
         for average in self._averages:
             average.write(average.old, average.old_count)
 
+    def begin_anew(self) -> None:
+        """Count the contributions from here on, between two steps of which the later one `goes_on`."""
+        for average in self._averages:
+            average.sum = torch.zeros_like(average.sum)
+
     def kept(self) -> dict[str, Tensor]:
         """Return the contributions of the steps since `finish_step` by the names of the first buffers they are for."""
         return {average.statistic.names[0]: average.sum for average in self._averages}
@@ -255,7 +260,8 @@ class _Average:
             new = (self.old * self.old_count + added) / (self.old_count + calls)
         else:
             new = self.old * (1.0 - self.statistic.momentum) ** calls + added
-        self.write(new, self.old_count + calls)
+        self.old, self.old_count = new, self.old_count + calls
+        self.write(self.old, self.old_count)
 
     def write(self, averages: Tensor, count: int) -> None:
         """Set the buffers to `averages`, flattened, of `count` calls."""

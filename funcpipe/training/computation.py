@@ -113,7 +113,7 @@ class Computation:
         if meetings is not None:
             together = {id(parameter) for parameter in self.tied.parameters}
             divided = None if shards is None else (shards, self._replica)
-            parts = meetings, trained, self._summed_here, self._extras()
+            parts = meetings, trained, self._summed_here, self._statistics.kept()
             self.outer = Fragments(*parts, together=together, divided=divided)
             return [step.layout for step in self.outer.steps]
         if self._replicas == 1:
@@ -167,12 +167,14 @@ class Computation:
     def _propagate(self, micro_batch: int) -> None:
         self.passes.backward(micro_batch, loss_factor=self.norm.loss_factor)
 
-    def flatten(self, fragment: int = 0) -> None:
-        """Complete the vector of what the replicas sum, of one fragment if they train alone."""
+    def flatten(self, fragment: int = 0, *, late: bool = False) -> None:
+        """Complete the vector of what the replicas sum: of one fragment if they train alone, as was kept if `late`."""
         if self.outer is None:
             self.flat.complete(self._extras())
+        elif late:
+            self.outer.steps[fragment].measure_held()
         else:
-            self.outer.steps[fragment].measure(() if fragment else self._extras())
+            self.outer.steps[fragment].measure({} if fragment else self._statistics.kept())
 
     @property
     def flat(self) -> FlatGradient:
@@ -261,20 +263,45 @@ class Computation:
         if self.outer is None:
             self._take_step(self._unpack())
         elif not self.outer.meetings.is_after(self._step.number):
-            self._take_step(None)
+            self.local_update()
+            self._hold()
         else:
-            borrowed = {id(self.tied.parameter(name)): changes for name, changes in self.tied.take_sums().items()}
-            met = self.outer.meet(self._step.number, lambda parameter: borrowed[id(parameter)])
-            if met is not None:
-                self._statistics.finish_step(list(met))
+            self._join(self.outer.meet(self._step.number, self._borrowed(late=False)))
         self._steps_done = self._step.number + 1
 
     def local_update(self) -> None:
-        """Take the step of the optimiser with this replica's own gradients, before it meets the others. Raises as
-        `update` does.
+        """Take the step of the optimiser with this replica's own gradients, before it meets the others, and the outer
+        step that is due late. Raises as `update` does.
         """
+        assert self.outer is not None, "replicas that sum gradients have no update of their own"
         self._changes = True
         self._take_step(None)
+        self._join(self.outer.meet_late(self._step.number, self._borrowed(late=True)))
+        for number, residuals in self._residuals.items():
+            if not self.outer.steps[number].is_held:
+                residuals.release()
+
+    def _borrowed(self, *, late: bool) -> Callable[[nn.Parameter], Tensor]:
+        """Return what gives the sums of borrowed parameters, which other stages have made."""
+        sums = {id(self.tied.parameter(name)): total for name, total in self.tied.take_sums(late=late).items()}
+        return lambda parameter: sums[id(parameter)]
+
+    def _join(self, statistics: Sequence[Tensor] | None) -> None:
+        """Set running statistics to those on which replicas have met, if they have."""
+        if statistics is not None:
+            self._statistics.finish_step(list(statistics))
+
+    def _hold(self) -> None:
+        """Keep what replicas meet on late, if a round of some parameters ends here."""
+        assert self.outer is not None, "replicas that sum gradients do not meet"
+        fragment = self.outer.meetings.measured_after(self._step.number)
+        if fragment is None:
+            return
+        self.outer.steps[fragment].hold({} if fragment else self._statistics.kept())
+        if fragment in self._residuals:
+            self._residuals[fragment].hold()
+        if not fragment:
+            self._statistics.begin_anew()
 
     def _take_step(self, statistics: list[Tensor] | None) -> None:
         """Take the step with the gradients that are there, and with the summed `statistics`; None keeps those of this
@@ -346,8 +373,10 @@ class Computation:
             self._statistics.restore(added)
         if self._average is not None:
             self._average.restore(state)
-        for residuals in self._residuals.values():
+        for number, residuals in self._residuals.items():
             residuals.restore(state)
+            if self.outer is not None and self.outer.steps[number].is_held:
+                residuals.hold()
 
     def _extras(self) -> list[Tensor]:
         """Return the tensors that replicas sum besides gradients: running statistics, and, last, the loss's weight."""

@@ -29,7 +29,7 @@ class Fragments:
         meetings: Meetings,
         parameters: Mapping[str, nn.Parameter],
         summed: Sequence[nn.Parameter],
-        extras: Sequence[Tensor],
+        extras: Mapping[str, Tensor],
         *,
         together: Collection[int] = (),
         divided: tuple[Pattern, int] | None = None,
@@ -46,7 +46,7 @@ class Fragments:
         for fragment in range(count):
             own = {name: p for name, p in parameters.items() if number.get(id(p), 0) == fragment}
             here = [p for p in summed if number.get(id(p), 0) == fragment]
-            parts = meetings.plan, own, here, () if fragment else extras
+            parts = meetings.plan, own, here, {} if fragment else extras
             self.steps.append(OuterStep(*parts) if divided is None else DividedOuterStep(*parts, *divided))
 
     @property
@@ -75,6 +75,14 @@ class Fragments:
         """
         extras = {fragment: self.steps[fragment].meet(borrowed) for fragment in self.meetings.fragments_after(number)}
         return extras.get(0)
+
+    def meet_late(self, number: int, borrowed: Callable[[nn.Parameter], Tensor]) -> tuple[Tensor, ...] | None:
+        """Take the outer step that is due after step `number` late, if there is one; returns the same."""
+        late = self.meetings.late(number)
+        if late is None or late.taken != number:
+            return None
+        extras = self.steps[late.fragment].meet_late(borrowed)
+        return None if late.fragment else extras
 
     def added_to(self, state: StageState, added: Mapping[str, Tensor]) -> StageState:
         """Return `state` with what a replica that starts again needs; `added` is that of running statistics.

@@ -310,6 +310,7 @@ class TiedParameters:
         self._borrowed = {name for route in routes if number in route.stages[1:] for name in route.parameters}
         self._received: list[Mapping[str, Tensor]] = []
         self._sums: dict[str, Tensor] = {}
+        self._late: dict[str, Tensor] = {}
 
     @property
     def parameters(self) -> tuple[nn.Parameter, ...]:
@@ -346,9 +347,9 @@ class TiedParameters:
         """Return the parameter with the common name `name`."""
         return self._parameters[name]
 
-    def receive_sums(self, gradients: Mapping[str, Tensor]) -> None:
-        """Keep the gradients of the whole global batch until `finish_step`."""
-        self._sums.update(gradients)
+    def receive_sums(self, gradients: Mapping[str, Tensor], *, late: bool = False) -> None:
+        """Keep the gradients of the whole global batch until `finish_step`, or what comes `late` until it is taken."""
+        (self._late if late else self._sums).update(gradients)
 
     def finish_step(self) -> None:
         """Give the borrowed parameters the gradients of the whole global batch."""
@@ -356,7 +357,9 @@ class TiedParameters:
         for name in self._borrowed:
             self._parameters[name].grad = sums.get(name)
 
-    def take_sums(self) -> dict[str, Tensor]:
+    def take_sums(self, *, late: bool = False) -> dict[str, Tensor]:
         """Return what `receive_sums` has kept, which is kept no longer."""
-        sums, self._sums = self._sums, {}
+        taken = self._late if late else self._sums
+        sums = dict(taken)
+        taken.clear()
         return sums

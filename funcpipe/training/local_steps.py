@@ -10,9 +10,16 @@ meet, they sum theta minus their own parameters as they would sum gradients, in 
 with the outer learning rate `lr`. `plain_rounds` is the same algorithm in one process. A stage does so once, or in
 fragments (`fragments`).
 
+With `sync_delay` = k, replicas measure theta minus their own parameters after the last step of a round, and take the
+outer step k steps later. What each has trained meanwhile stays: where theta_r was its parameters as measured, it goes
+on with its own + (theta - theta_r), so with theta moved by what it has trained since. That is delayed averaging (DaSGD,
+Zhou et al., 2020), where Streaming DiLoCo (2025) would mix both or drop what was trained. The next round has begun with
+the measuring. Where all rounds end, the outer step is taken at once, and a meeting without delay follows.
+
 In the middle of a round, a stage's state has theta under the names of the model's tensors, as it is the model that all
 replicas share; this replica's parameters are under "own/NAME", and what its forwards have added to running statistics
-is under "added/NAME". The outer momentum is under "outer/NAME". Of a divided outer step, each replica saves its part of
+is under "added/NAME"; both as they were measured are under "measured/NAME" until the outer step is taken. The outer
+momentum is under "outer/NAME". Of a divided outer step, each replica saves its part of
 that, and of "theta/NAME".
 """
 
@@ -24,10 +31,19 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.comm.collectives import Pattern, piece_ranges
-from funcpipe.core import Plan, ends_round, shift_of
+from funcpipe.core import END, Plan, ends_round, shift_of
 from funcpipe.training.gradients import FlatVector, Layout, in_form_of
 from funcpipe.training.norms import as_real
-from funcpipe.training.state import ADDED, MODEL, OUTER, OWN, THETA, StageState, mismatch_is_corrupt
+from funcpipe.training.state import ADDED, MEASURED, MODEL, OUTER, OWN, THETA, StageState, mismatch_is_corrupt
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LateMeeting:
+    """A meeting on `fragment`, as replicas were after the step `measured`; the outer step follows the step `taken`."""
+
+    fragment: int
+    measured: int
+    taken: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,11 +55,34 @@ class Meetings:
     validate_every: int | None = None
 
     def is_after(self, step: int) -> bool:
-        """Return True if replicas meet after `step`."""
+        """Return True if replicas meet after `step`, and go on from there at once."""
         return bool(self.fragments_after(step))
 
     def fragments_after(self, step: int) -> tuple[int, ...]:
-        """Return the numbers of the fragments on which replicas meet after `step`."""
+        """Return the numbers of the fragments on which replicas meet after `step`, to go on from there at once."""
+        return () if self.plan.sync_delay and not self._all_end(step) else self._due(step)
+
+    def measured_after(self, step: int) -> int | None:
+        """Return the fragment that is measured after `step` for a meeting beside the next steps, if any."""
+        late = self.plan.sync_delay > 0 and not self._all_end(step)
+        return next(iter(self._due(step)), None) if late else None
+
+    def late(self, step: int) -> LateMeeting | None:
+        """Return the meeting that goes on beside `step`, if any."""
+        delay, first = self.plan.sync_delay, step - step % self.validate_every if self.validate_every else 0
+        for measured in range(step - 1, max(step - delay, first) - 1, -1):
+            fragment = self.measured_after(measured)
+            if fragment is not None:
+                stop = self.steps if self.validate_every is None else min(first + self.validate_every, self.steps)
+                return LateMeeting(fragment=fragment, measured=measured, taken=min(measured + delay, stop - 1))
+        return None
+
+    def _all_end(self, step: int) -> bool:
+        """Return True if the rounds of all fragments end after `step`."""
+        return ends_round(step, sync_every=END, steps=self.steps, validate_every=self.validate_every)
+
+    def _due(self, step: int) -> tuple[int, ...]:
+        """Return the fragments whose rounds end after `step`."""
         every, count = self.plan.sync_every, self.plan.sync_fragments
 
         def ends(fragment: int) -> bool:
@@ -63,20 +102,21 @@ class OuterStep:
         plan: Plan,
         parameters: Mapping[str, nn.Parameter],
         summed: Sequence[nn.Parameter],
-        extras: Sequence[Tensor],
+        extras: Mapping[str, Tensor],
     ) -> None:
         """`parameters` are those on which they meet; the stage sums the changes of those in `summed`, and of others
         that are tied to them another stage does. `extras` are summed too.
         """
         self._plan = plan
-        self.layout = Layout(summed, extras)
-        self._extra_dtypes = [extra.dtype for extra in extras]
+        self.layout = Layout(summed, list(extras.values()))
+        self._extra_dtypes = {name: extra.dtype for name, extra in extras.items()}
         self._parameters = parameters
         self._number = {id(parameter): i for i, parameter in enumerate(summed)}
         self._theta: dict[str, Tensor] = {}
         momentum = plan.outer_momentum
         self._velocity = {name: torch.zeros_like(p) for name, p in parameters.items()} if momentum else {}
         self._changes: FlatVector | None = None
+        self._measured: dict[str, Tensor] = {}  # parameters and extras, until the outer step is taken late
         self._begins = False
         self.is_in_round = False  # from the first step of a round until the replicas have met
 
@@ -101,7 +141,7 @@ class OuterStep:
             self._end_round()
 
     def _end_round(self) -> None:
-        self._theta, self._changes, self.is_in_round = {}, None, False
+        self._theta, self._changes, self._measured, self.is_in_round = {}, None, {}, False
 
     @property
     def changes(self) -> FlatVector:
@@ -110,14 +150,32 @@ class OuterStep:
         return self._changes
 
     @torch.no_grad()
-    def measure(self, extras: Sequence[Tensor]) -> None:
+    def measure(self, extras: Mapping[str, Tensor]) -> None:
         """Compute `changes`, after the last step of a round."""
-        vector = FlatVector(self.layout, self._extra_dtypes)
+        self._fill(self._parameters, extras)
+
+    def hold(self, extras: Mapping[str, Tensor]) -> None:
+        """Keep the parameters, and `extras`, as they are after a round; `changes` are computed later."""
+        self._measured = {name: parameter.detach().clone() for name, parameter in self._parameters.items()}
+        self._measured |= extras
+
+    @torch.no_grad()
+    def measure_held(self) -> None:
+        """Compute `changes` from what is kept."""
+        self._fill(self._measured, self._measured)
+
+    def _fill(self, parameters: Mapping[str, Tensor], extras: Mapping[str, Tensor]) -> None:
+        vector = FlatVector(self.layout, list(self._extra_dtypes.values()))
         for name, parameter in self._parameters.items():
             if id(parameter) in self._number:
-                vector.fill(self._number[id(parameter)], self._contribution(name, parameter))
-        vector.fill_head(extras)
+                vector.fill(self._number[id(parameter)], self._contribution(name, parameters[name]))
+        vector.fill_head([extras[name] for name in self._extra_dtypes])
         self._changes = vector
+
+    @property
+    def is_held(self) -> bool:
+        """True between the measuring of a round and its outer step, if that is taken late."""
+        return bool(self._measured)
 
     def _contribution(self, name: str, parameter: Tensor) -> Tensor:
         return (self._theta[name] - parameter).add_(0.0)  # -0.0 would say that there is nothing to sum
@@ -134,6 +192,24 @@ class OuterStep:
     @torch.no_grad()
     def meet(self, borrowed: Callable[[nn.Parameter], Tensor]) -> tuple[Tensor, ...]:
         """Take the outer step; returns the summed extras. `borrowed` gives the sums that other stages have made."""
+        self._take_outer_step(borrowed)
+        for name, parameter in self._parameters.items():
+            parameter.copy_(self._theta[name])
+        extras = self.changes.summed_extras()
+        self._end_round()
+        return extras
+
+    @torch.no_grad()
+    def meet_late(self, borrowed: Callable[[nn.Parameter], Tensor]) -> tuple[Tensor, ...]:
+        """Take the outer step, and keep what was trained since its changes were measured; returns the summed extras."""
+        self._take_outer_step(borrowed)
+        for name, parameter in self._parameters.items():
+            parameter.add_(self._theta[name] - self._measured[name])
+        extras = self.changes.summed_extras()
+        self._changes, self._measured = None, {}
+        return extras
+
+    def _take_outer_step(self, borrowed: Callable[[nn.Parameter], Tensor]) -> None:
         plan = self._plan
         for name, parameter in self._parameters.items():
             total = self.summed(parameter) if id(parameter) in self._number else borrowed(parameter)
@@ -141,10 +217,7 @@ class OuterStep:
             if plan.outer_momentum:
                 velocity = self._velocity[name].mul_(plan.outer_momentum).add_(delta)
                 delta = delta + plan.outer_momentum * velocity
-            parameter.copy_(self._theta[name].sub_(plan.outer_lr * delta))
-        extras = self.changes.summed_extras()
-        self._end_round()
-        return extras
+            self._theta[name].sub_(plan.outer_lr * delta)
 
     def added_to(self, state: StageState, added: Mapping[str, Tensor]) -> StageState:
         """Return `state` with what a replica that starts again needs; `added` is that of running statistics.
@@ -156,6 +229,7 @@ class OuterStep:
             tensors |= {OWN + name: tensors[MODEL + name] for name in self._parameters}
             tensors |= {MODEL + name: theta for name, theta in self._theta.items()}
             tensors |= {ADDED + name: values for name, values in added.items()}
+            tensors |= {MEASURED + name: values for name, values in self._measured.items()}
         return replace(state, tensors=tensors)
 
     @torch.no_grad()
@@ -172,6 +246,9 @@ class OuterStep:
             self._restore(tensors)
             for name, parameter in self._parameters.items() if self.is_in_round else ():
                 parameter.copy_(tensors[OWN + name])
+            names = [*self._parameters, *self._extra_dtypes]
+            held = {name: tensors[MEASURED + name].clone() for name in names if MEASURED + name in tensors}
+            self._measured = held if self.is_in_round else {}
         return {name.removeprefix(ADDED): values for name, values in tensors.items() if name.startswith(ADDED)}
 
     def _restore(self, tensors: Mapping[str, Tensor]) -> None:
@@ -198,7 +275,7 @@ class DividedOuterStep(OuterStep):
         plan: Plan,
         parameters: Mapping[str, nn.Parameter],
         summed: Sequence[nn.Parameter],
-        extras: Sequence[Tensor],
+        extras: Mapping[str, Tensor],
         pattern: Pattern,
         replica: int,
     ) -> None:

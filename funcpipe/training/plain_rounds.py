@@ -20,6 +20,11 @@ Parameters may meet in F fragments, each as above in rounds of its own: those of
 later, rounded down. All rounds end where they must. With sync_every = 4 and F = 2, fragment 1 meets after 2, 6, 10, …
 steps, and fragment 0 after 4, 8, …
 
+With a delay of k steps, delta is what it was when the round ended, but theta moves k steps later, when replica r has
+gone on from theta_r, as it was measured, to theta_r + p. Then it goes on from theta + p: what it has trained meanwhile
+stays, and counts in the next round, which has begun with the measuring. Where all rounds end, theta moves at once, and
+then all meet without a delay.
+
 A running statistic of a norm meets with fragment 0. It becomes what one process has that runs the forwards of all
 replicas, step by step, in the order of micro-batches. No replica reads it in a round, so what each forward adds to it
 can be kept until the end.
@@ -62,7 +67,7 @@ class LocalSteps:
     """How often replicas meet, and how far they go then; with `sync_every` None they meet once, at the end.
 
     They do so in `fragments` parts: `fragment_of` has the number of each parameter's, by name; 0 of those it leaves
-    out.
+    out. What they meet on reaches them `delay` steps later.
     """
 
     sync_every: int | None
@@ -70,6 +75,7 @@ class LocalSteps:
     outer_momentum: float = 0.0
     fragments: int = 1
     fragment_of: Mapping[str, int] = field(default_factory=dict)
+    delay: int = 0
 
     def __post_init__(self) -> None:
         if self.sync_every is not None:
@@ -89,6 +95,7 @@ class LocalSteps:
             outer_momentum=plan.outer_momentum,
             fragments=plan.sync_fragments,
             fragment_of=fragment_of,
+            delay=plan.sync_delay,
         )
 
     def meetings(self, steps: Sequence[Step], ends: Collection[int] = ()) -> Iterator[tuple[Step, tuple[int, ...]]]:
@@ -172,24 +179,38 @@ class Rounds:
         alone = [_Replica(self, rank, replicas) for rank in range(replicas)]
         theta = {name: values.detach().clone() for name, values in alone[0].parameters.items()}
         velocity = {name: torch.zeros_like(values) for name, values in theta.items()}
-        for step, fragments in local.meetings(self.steps, ends):
+        late: _Late | None = None
+        for position, (step, fragments) in enumerate(local.meetings(self.steps, ends)):
             for replica in alone:
                 replica.train(step)
+            all_end = step.number in ends or position + 1 == len(self.steps)
+            if late is not None and (all_end or position == late.position + local.delay):
+                _move(local.of_fragment(late.fragment, theta), velocity, late.total, local, replicas)
+                late.go_on(alone, theta)
+                late = None
             for fragment in fragments:
                 own = local.of_fragment(fragment, theta)
                 total = add([replica.changes_since(own) for replica in alone])
-                for name, values in own.items():
-                    delta = total[name] / replicas
-                    if local.outer_momentum:
-                        velocity[name].mul_(local.outer_momentum).add_(delta)
-                        delta = delta + local.outer_momentum * velocity[name]
-                    values.sub_(local.outer_lr * delta)
-                statistics = None if fragment else _joined_statistics(alone)
+                statistics = None if fragment else _join_statistics(alone)
+                if local.delay and not all_end:
+                    late = _Late.of(alone, position, fragment, total, statistics)
+                    continue
+                _move(own, velocity, total, local, replicas)
                 for replica in alone:
                     replica.go_on_from(own, statistics)
                 if statistics is not None:
                     _check_buffers(alone)
         return alone[0].model, alone[0].loss
+
+
+def _move(theta: Tensors, velocity: Tensors, total: Tensors, local: LocalSteps, replicas: int) -> None:
+    """Take the outer step of `theta`, in place, by the sums `total` of what the replicas have changed."""
+    for name, values in theta.items():
+        delta = total[name] / replicas
+        if local.outer_momentum:
+            velocity[name].mul_(local.outer_momentum).add_(delta)
+            delta = delta + local.outer_momentum * velocity[name]
+        values.sub_(local.outer_lr * delta)
 
 
 @dataclass(frozen=True)
@@ -280,7 +301,40 @@ class _Replica:
             for own, joined in zip(_running(self.norms[name]), met, strict=True):
                 own.copy_(joined)
         self.statistics = {name: tuple(value.clone() for value in values) for name, values in statistics.items()}
-        self.forwards = []
+
+
+@dataclass(frozen=True)
+class _Late:
+    """A meeting whose outer step is yet to come: of whom, measured at which position of the steps, and with what."""
+
+    position: int
+    fragment: int
+    total: Tensors
+    statistics: Mapping[str, tuple[Tensor, ...]] | None
+    measured: Sequence[Tensors]
+
+    @classmethod
+    def of(
+        cls,
+        alone: Sequence[_Replica],
+        position: int,
+        fragment: int,
+        total: Tensors,
+        statistics: Mapping[str, tuple[Tensor, ...]] | None,
+    ) -> "_Late":
+        """Keep what the replicas `alone` are now."""
+        measured = [{name: replica.parameters[name].detach().clone() for name in total} for replica in alone]
+        return cls(position, fragment, total, statistics, measured)
+
+    @torch.no_grad()
+    def go_on(self, alone: Sequence[_Replica], theta: Mapping[str, Tensor]) -> None:
+        """Let each replica go on from `theta` with what it has trained since."""
+        for replica, measured in zip(alone, self.measured, strict=True):
+            for name, values in measured.items():
+                replica.parameters[name].add_(theta[name] - values)
+            replica.go_on_from({}, self.statistics)
+        if self.statistics is not None:
+            _check_buffers(alone)
 
 
 def _clip_norm(gradients: Sequence[Tensor], largest: float) -> None:
@@ -301,9 +355,11 @@ def _running(norm: nn.Module) -> tuple[Tensor, ...]:
     return tuple(norm.get_buffer(name) for name in ("running_mean", "running_var", "num_batches_tracked"))
 
 
-def _joined_statistics(alone: Sequence[_Replica]) -> dict[str, tuple[Tensor, ...]]:
-    """Return the statistics of a process that has run the forwards of all replicas, in order."""
+def _join_statistics(alone: Sequence[_Replica]) -> dict[str, tuple[Tensor, ...]]:
+    """Return the statistics of a process that has run the forwards of all replicas, in order; they begin anew."""
     forwards = sorted((f for replica in alone for f in replica.forwards), key=lambda f: (f.step, f.number))
+    for replica in alone:
+        replica.forwards = []
     joined: dict[str, tuple[Tensor, ...]] = {}
     for name, norm in alone[0].norms.items():
         mean, variance, count = (value.clone() for value in alone[0].statistics[name])

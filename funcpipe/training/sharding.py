@@ -182,13 +182,23 @@ class Residuals:
         self.feedback = ErrorFeedback(layout.elements - layout.head, ranges)
         own = f"{RESIDUAL}{replica}/f{fragment}/" if fragment else f"{RESIDUAL}{replica}/"
         self._tensors = {own + "sent": self.feedback.sent, own + "summed": self.feedback.summed}
+        self._held: dict[str, Tensor] = {}
+
+    def hold(self) -> None:
+        """Let the state have the residuals as they are now, until `release`: sums that a replica repeats begin so."""
+        self._held = {name: tensor.clone() for name, tensor in self._tensors.items()}
+
+    def release(self) -> None:
+        """Let the state have the residuals as they are then."""
+        self._held = {}
 
     def added_to(self, state: StageState) -> StageState:
         """Return `state` with the residuals; their tensors are not copied."""
-        return replace(state, tensors={**state.tensors, **self._tensors})
+        return replace(state, tensors={**state.tensors, **(self._held or self._tensors)})
 
     def restore(self, state: StageState) -> None:
         """Go back to the residuals in `state`: 0 if it holds none. Raises CorruptMessage if they do not fit."""
+        self.release()
         if not any(name.startswith(RESIDUAL) for name in state.tensors):
             self.feedback.clear()
             return

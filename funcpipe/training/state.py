@@ -34,10 +34,10 @@ _T = TypeVar("_T")
 
 MODEL, AVERAGED = "model/", "averaged/"
 
-OWN, ADDED, OUTER, THETA = "own/", "added/", "outer/", "theta/"
+OWN, ADDED, OUTER, THETA, MEASURED = "own/", "added/", "outer/", "theta/", "measured/"
 """The prefixes of what a replica that trains alone keeps by the names of tensors, see `local_steps`."""
 
-_BY_NAME = (AVERAGED, OWN, ADDED, OUTER, THETA)
+_BY_NAME = (AVERAGED, OWN, ADDED, OUTER, THETA, MEASURED)
 
 ATTRIBUTES = "attributes"
 """The setting that holds the Python attributes that forwards leave for the next ones, in stages that have any."""
@@ -50,7 +50,7 @@ SCHEDULER, AVERAGE = "scheduler", "average"
 class StageState:
     """`tensors` holds the model's tensors under "model/NAME" and the optimiser's under "optimizer/PARAMETER/…"; the
     average of a tensor over steps is under "averaged/NAME", and what a scheduler keeps under "scheduler/…". "own/NAME",
-    "added/NAME" and "outer/NAME" are kept by replicas that train alone (`local_steps`).
+    "added/NAME", "measured/NAME" and "outer/NAME" are kept by replicas that train alone (`local_steps`).
 
     `aliases` maps a shared tensor's other names to the one it is stored under; `transient` names the buffers that are
     not in a `state_dict`. `settings` is plain JSON: the optimiser's state and parameter groups, the loss scale, the

@@ -16,6 +16,7 @@ from funcpipe.scheduler.tasks import Kind, Task, source_of
 from funcpipe.training.batches import Step
 from funcpipe.training.computation import Computation
 from funcpipe.training.loading import Loader
+from funcpipe.training.local_steps import LateMeeting, Meetings
 from funcpipe.training.output_cache import OutputCache
 from funcpipe.worker.synchronisation import Synchronisation, result_of
 
@@ -37,8 +38,9 @@ class Actions:
         stage: int,
         replica: int,
         loader: Loader | None = None,
+        meetings: Meetings | None = None,
     ) -> None:
-        """`loader` is there where the stage loads data."""
+        """`loader` is there where the stage loads data, `meetings` where replicas train alone."""
         self._computation = computation
         self._passes = computation.passes
         self._channel = channel
@@ -49,7 +51,9 @@ class Actions:
         self._pattern = pattern_of(plan, stage)
         self._synchronisation = Synchronisation(channel, self._pattern, replica, self._key_of, computation.update_split)
         self._step = -1
-        self._chunks: dict[int, GradientChunks] = {}
+        self._chunks: dict[tuple[int, int | None], GradientChunks] = {}
+        self._meetings = meetings
+        self._late: LateMeeting | None = None
         self._actions: Mapping[Kind, Callable[[Task], TaskResult]] = {
             Kind.LOAD: self._load,
             Kind.FORWARD: self._forward,
@@ -83,11 +87,19 @@ class Actions:
     def adopt(self, written: Collection[str]) -> None:
         """Repeat steps in which earlier attempts have put messages with the keys `written`."""
         self._channel.adopt(written)
+        self._chunks = {}
+
+    @property
+    def goes_on(self) -> bool:
+        """True unless the step begins anew with a late meeting of which it has none of what went on before."""
+        return self._late is None or self._step == self._late.measured + 1 or bool(self._chunks)
 
     def begin_step(self, step: Step) -> None:
         """Start `step`."""
         self._step = step.number
-        self._chunks = {}
+        self._late = None if self._meetings is None else self._meetings.late(step.number)
+        begins = self._late is None or self._step == self._late.measured + 1
+        self._chunks = {key: own for key, own in self._chunks.items() if key[1] is not None and not begins}
         self._channel.begin_step()
         self._computation.begin_step(step, lambda micro_batch: self._loads.take(step.number, micro_batch))
 
@@ -141,16 +153,16 @@ class Actions:
         return TaskResult()
 
     def _flatten(self, task: Task) -> TaskResult:
-        self._computation.flatten(task.fragment or 0)
-        self._cut(task.fragment or 0)
+        self._computation.flatten(task.fragment or 0, late=task.delay is not None)
+        self._cut(task.fragment or 0, task.delay)
         return TaskResult()
 
-    def _cut(self, fragment: int) -> None:
+    def _cut(self, fragment: int, delay: int | None = None) -> None:
         """Cut the flat vector of a fragment into chunks, unless the buckets of its gradients have been cut already."""
-        if fragment not in self._chunks:
+        if (fragment, delay) not in self._chunks:
             flat = self._computation.vector(fragment)
             wire, merged_wire, head = self._plan.wire_sync, self._plan.merged_wire, flat.layout.head
-            self._chunks[fragment] = gradient_chunks(
+            self._chunks[fragment, delay] = gradient_chunks(
                 flat.vector,
                 self._pattern,
                 head,
@@ -161,7 +173,7 @@ class Actions:
             self._rounds = round_ranges(flat.vector.numel(), self._pattern, head, cut_unit(wire))
 
     def _synchronise(self, task: Task) -> TaskResult:
-        return self._synchronisation.run(task, self._chunks[task.fragment or 0])
+        return self._synchronisation.run(task, self._chunks[task.fragment or 0, task.delay])
 
     def _local_update(self, _: Task) -> TaskResult:
         self._computation.local_update()
@@ -232,7 +244,7 @@ class Actions:
 
     def _get_tied_sum(self, task: Task) -> TaskResult:
         received = self._get(task)
-        self._computation.tied.receive_sums(received.tensors)
+        self._computation.tied.receive_sums(received.tensors, late=task.delay is not None)
         return result_of(received)
 
     def _get_norm(self, task: Task) -> TaskResult:
@@ -253,7 +265,9 @@ class Actions:
         return self._channel.get(self._key_of(source_of(task)))
 
     def _key_of(self, put: Task) -> str:
-        return self._keys.message(worker_name(put.stage, put.replica), self._step, str(put))
+        """Return the key of an object; those of a late meeting count in the step that ends it."""
+        step = self._step if put.delay is None or self._late is None else self._late.taken
+        return self._keys.message(worker_name(put.stage, put.replica), step, str(put))
 
 
 class _RouteTable:

@@ -30,6 +30,7 @@ from funcpipe.runstate.generations import touch_saved_record
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.runstate.replica_marks import Difference, compare, digest_of, instruction_set
+from funcpipe.scheduler.tasks import Task
 from funcpipe.training.computation import Computation
 from funcpipe.training.sharding import without_model
 from funcpipe.worker.step_graph import MessageGC, StepMessages
@@ -316,7 +317,7 @@ class CheckpointManager:
         existing = frozenset(self._storage.list(prefix))
         self._messages = MessageGC(self._worker)
         self.written = frozenset(key for key in existing if self._step_of(key) >= self._saved_step)
-        self.repeated_until = 1 + max((self._step_of(key) for key in self.written), default=-1)
+        self.repeated_until = 1 + max(map(self._begun_of, self.written), default=-1)
         for step in sorted({self._step_of(key) for key in existing}):
             if step < self._saved_step:
                 messages = messages_of(step)
@@ -325,6 +326,11 @@ class CheckpointManager:
 
     def _step_of(self, key: str) -> int:
         return int(key.removeprefix(self._keys.messages(self._spec.worker)).partition("/")[0])
+
+    def _begun_of(self, key: str) -> int:
+        """Return a step that had begun when the message was put, which may be before the one it counts in."""
+        delay = Task.parse(key.rpartition("/")[2]).delay
+        return self._step_of(key) - (delay - 1 if delay else 0)
 
     def _delete_unneeded(self) -> None:
         index = self._checkpoints.index()

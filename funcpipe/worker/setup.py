@@ -147,7 +147,7 @@ def _runner(
     fenced: Storage,
     clock: Callable[[], float],
 ) -> StepRunner:
-    keys, cancel = Keys.of(spec), threading.Event()
+    keys, cancel, meetings = Keys.of(spec), threading.Event(), job.meetings(spec)
     channel = _channel(spec, fenced, keys, cancel)
     return StepRunner(
         spec=spec,
@@ -155,10 +155,10 @@ def _runner(
             *(spec, keys, job.routes, job.batches(spec)),
             norms=computation.norm.is_needed,
             loads=loader is not None,
-            meetings=job.meetings(spec),
+            meetings=meetings,
         ),
         computation=computation,
-        actions=Actions(computation, channel, keys, job.routes, spec.plan, spec.stage, spec.replica, loader),
+        actions=Actions(computation, channel, keys, job.routes, spec.plan, spec.stage, spec.replica, loader, meetings),
         lanes=LaneMonitor(),
         threads=lane_threads(),
         reporter=StepReporter(spec, fenced, keys),

@@ -15,6 +15,7 @@ from funcpipe.core import CountsByKind, RequestCounts, Routes, WorkerId, WorkerS
 from funcpipe.core.stores import kind_moved
 from funcpipe.runstate.keys import Keys
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
+from funcpipe.scheduler.late import LatePart
 from funcpipe.scheduler.pipeline import Loading
 from funcpipe.scheduler.tasks import Task
 from funcpipe.training.batches import Batches
@@ -144,26 +145,43 @@ class StepGraphs:
         self._loads = loads
         self._meetings = meetings
         self._steps = spec.epochs * batches.steps_per_epoch
-        self._made: dict[tuple[int, Loading | None, tuple[int, ...]], _StepGraph] = {}
+        self._made: dict[tuple[int, Loading | None, tuple[int, ...], LatePart | None], _StepGraph] = {}
 
-    def of_step(self, step: int, *, is_loaded: bool = True) -> _StepGraph:
-        """Return the worker's part of `step`; unless `is_loaded`, nothing of the step was loaded in the step before."""
+    def of_step(self, step: int, *, is_loaded: bool = True, goes_on: bool = True) -> _StepGraph:
+        """Return the worker's part of `step`; unless `is_loaded`, nothing of the step was loaded in the step before.
+
+        Unless it `goes_on`, a meeting that is late begins anew, with all that should have gone on before.
+        """
         micro_batches = self._batches.micro_batches_of(step)
         following = self._batches.micro_batches_of(step + 1) if step + 1 < self._steps else 0
         stages = frozenset({self._spec.stage})
         loading = Loading(stages=stages, following=following, is_loaded=is_loaded) if self._loads else None
-        kind = micro_batches, loading, () if self._meetings is None else self._meetings.fragments_after(step)
+        fragments = () if self._meetings is None else self._meetings.fragments_after(step)
+        kind = micro_batches, loading, fragments, self._late(step, goes_on=goes_on)
         if kind not in self._made:
             self._made[kind] = self._make(*kind)
         return self._made[kind]
 
+    def _late(self, step: int, *, goes_on: bool) -> LatePart | None:
+        """Return the part of a late meeting that goes on beside `step`, or all of it until then."""
+        late = None if self._meetings is None else self._meetings.late(step)
+        if late is None:
+            return None
+        place = step - late.measured - 1
+        return LatePart(late.fragment, late.taken - late.measured, place if goes_on else 0, place)
+
     def messages_of(self, step: int) -> StepMessages:
-        """Return the messages that the worker puts in `step`."""
-        part = self.of_step(step)
-        keys = {self._keys.message(self._spec.worker, step, str(put)): by for put, by in part.readers.items()}
+        """Return the messages that the worker puts in `step`; those of a late meeting count in its last step."""
+        part, late = self.of_step(step), None if self._meetings is None else self._meetings.late(step)
+        ends_late = late is not None and late.taken == step
+        puts = self.of_step(step, goes_on=False).readers if ends_late else part.readers
+        own = {put: by for put, by in puts.items() if put.delay is None or ends_late}
+        keys = {self._keys.message(self._spec.worker, step, str(put)): by for put, by in own.items()}
         return StepMessages(readers=keys, upstream=part.upstream, most=part.most_objects)
 
-    def _make(self, micro_batches: int, loading: Loading | None, fragments: tuple[int, ...]) -> _StepGraph:
+    def _make(
+        self, micro_batches: int, loading: Loading | None, fragments: tuple[int, ...], late: LatePart | None
+    ) -> _StepGraph:
         plan, worker = self._spec.plan, (self._spec.stage, self._spec.replica)
         graph = build_graph(
             StepShape(
@@ -181,6 +199,7 @@ class StepGraphs:
                 alone=self._meetings is not None,
                 meets=bool(fragments),
                 fragments=fragments if plan.sync_fragments > 1 else (),
+                late=late,
             )
         )
         return _StepGraph(

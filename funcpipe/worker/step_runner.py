@@ -184,7 +184,7 @@ class StepRunner:
         is_loaded = self.loader is not None and self.loader.begin_step(step.number)
         self.actions.begin_step(step)
         events = execute(
-            self.graphs.of_step(step.number, is_loaded=is_loaded).graph,
+            self.graphs.of_step(step.number, is_loaded=is_loaded, goes_on=self.actions.goes_on).graph,
             self.lanes.watched(self.actions.run),
             step=step.number,
             cancel=self.cancel,

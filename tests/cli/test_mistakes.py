@@ -166,6 +166,8 @@ MISTAKES = {
     f"{OPTIMIZE} --outer-lr 0.7": "outer_lr must be 1 with sync_every=1",
     f"{OPTIMIZE} --outer-momentum 0.9": "outer_momentum must be 0 with sync_every=1",
     f"{OPTIMIZE} --sync-every 4 --outer-lr 0": ABOVE,
+    f"{OPTIMIZE} --sync-delay 1": "sync_delay must be 0 with sync_every=1",
+    f"{OPTIMIZE} --sync-every 4 --sync-delay 4": "sync_delay must be less than the steps between meetings, 4 / 1",
     f"{OPTIMIZE} --sync-fragments 2": "sync_fragments must be 1 with sync_every=1",
     f"{OPTIMIZE} --sync-every 4 --sync-fragments 5": "sync_fragments must be at most 4, the steps of a round",
     f"{OPTIMIZE} --sync-every 4 --outer-momentum -1": LEAST,

@@ -26,8 +26,8 @@ DIVIDED: dict[str, Any] = {"shard_optimizer": True}
 
 
 def local(every: int | str = 4, stages: int = 2, replicas: int = 2, **plan: Any) -> Job:
-    """Fragments are not clipped: a norm of doubles may differ in its last digit, as it is added stage by stage."""
-    clip = 0.5 if plan.get("sync_fragments", 1) == 1 else None
+    """With fragments or a delay, nothing is clipped: norms of doubles, added stage by stage, may be off by a digit."""
+    clip = 0.5 if plan.get("sync_fragments", 1) == 1 and not plan.get("sync_delay") else None
     made = job(stages, replicas, average=None, clip_grad_norm=clip)
     return replace(made, plan=replace(made.plan, sync_every=every, outer_lr=0.8, outer_momentum=0.5, **plan))
 
@@ -59,6 +59,15 @@ def test_a_divided_outer_step_is_the_same_up_to_rounding(way: dict[str, Any], re
 
 def assert_same_bits(result: RunResult, other: dict[str, Tensor]) -> None:
     assert all(torch.equal(tensor, other[name]) for name, tensor in result.state_dict().items())
+
+
+def test_hand_overs_cost_no_bit_of_meetings_that_are_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a meeting has exchanged beside a step is exchanged again by each function that takes over."""
+    monkeypatch.setattr(hand_over, "leaves_at_s", lambda *_: 0.0)  # after one step each
+    late = {"sync_fragments": 1, "sync_delay": 2}
+    result = run(local(3, **late), replace(STEADY, lifetime_s=600.0))
+    assert sum(report.outcome is Outcome.HANDED_OVER for report in result.workers) == 4 * (len(result.losses) - 1)
+    assert_same_bits(result, expected(3, **late))
 
 
 @pytest.mark.parametrize(("divided", "fragments"), [(False, 1), (True, 1), (False, 2), (True, 2)])
@@ -116,10 +125,19 @@ def test_a_halted_run_goes_on_with_the_same_fragments(divided: bool) -> None:
         assert_same_bits(result, expected(4, sync_fragments=2))
 
 
-def test_it_does_not_with_other_fragments() -> None:
+@pytest.mark.parametrize("every", [3, 4])
+def test_a_halted_run_goes_on_with_what_is_late(every: int) -> None:
+    """After four steps: in the middle of the steps beside which the meeting goes on, and before the first of them."""
+    before, storage = halted(local(every, sync_delay=2))
+    result = run(local(every, sync_delay=2), storage=storage, before=before)
+    assert_same_bits(result, expected(every, sync_delay=2))
+
+
+@pytest.mark.parametrize("other", [{"sync_fragments": 4}, {"sync_fragments": 2, "sync_delay": 1}])
+def test_it_does_not_with_other_meetings(other: dict[str, int]) -> None:
     before, storage = halted(local(4, sync_fragments=2))
     with pytest.raises(PlanError, match=r"after step 4, in the middle of a round of sync_every=4, .*sync_fragments"):
-        run(local(4, sync_fragments=4), storage=storage, before=before)
+        run(local(4, **other), storage=storage, before=before)
 
 
 @pytest.mark.parametrize("divided", [False, True])

@@ -206,11 +206,13 @@ def local_steps(
     lr, momentum = st.floats(1e-6, 10), st.floats(0, 2)
     at_most = {"sync_every_at_most": draw(st.integers(1, 64))} if every == "auto" else {}
     most = at_most.get("sync_every_at_most", 1) if isinstance(every, str) else every
+    fragments = draw(st.integers(1, most))
     return {
         "sync_every": every,
         "outer_lr": draw(lr),
         "outer_momentum": draw(momentum),
-        "sync_fragments": draw(st.integers(1, most)),
+        "sync_fragments": fragments,
+        "sync_delay": 0 if sharded else draw(st.integers(0, (most - 1) // fragments)),
         **at_most,
     }
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from funcpipe.core import Resource, ScheduleKind, Streams, Sync, TensorProfile, TieRoute, find_routes
 from funcpipe.errors import PlanError
 from funcpipe.scheduler.graph import AHEAD, Graph, StepShape, build_graph, forward_graph
+from funcpipe.scheduler.late import LatePart
 from funcpipe.scheduler.pipeline import actions
 from funcpipe.scheduler.tasks import Kind, Task, source_of
 from tests.scheduler.check import check
@@ -170,6 +171,23 @@ def test_fragments_meet_each_in_an_exchange_of_its_own(shape: StepShape) -> None
         assert {task.kind for task in gone} <= {Kind.PUT_TIED_SUM, Kind.GET_TIED_SUM}
         assert beside <= set(whole.tasks)
         assert not gone or 0 not in fragments
+
+
+@given(shapes(), st.integers(0, 1), st.integers(1, 4))
+def test_a_late_meeting_is_spread_over_the_steps_beside_it(shape: StepShape, fragment: int, delay: int) -> None:
+    """Their parts together are one exchange; and so is what a worker does in the last step that begins anew."""
+    shape = replace(shape, alone=True, joint_loss=False, fragments=())
+    sums = (*(Kind.PUT_SPLIT, Kind.GET_SPLIT, Kind.MERGE, Kind.PUT_MERGED, Kind.GET_MERGED), Kind.FLATTEN)
+    whole = {task for task in build_graph(replace(shape, meets=True)).tasks if task.kind in sums}
+    parts = [build_graph(replace(shape, late=LatePart(fragment, delay, place, place))) for place in range(delay)]
+    anew = build_graph(replace(shape, late=LatePart(fragment, delay, 0, delay - 1)))
+    for graph in (*parts, anew):
+        check(graph)
+    late = [task for graph in parts for task in graph.tasks if task.delay is not None]
+    assert len(late) == len(set(late))
+    assert set(late) == {task for task in anew.tasks if task.delay is not None}
+    found = {task._replace(fragment=None, delay=None) for task in late if task.kind in sums}
+    assert found == whole
 
 
 def test_the_lanes_of_a_small_meeting() -> None:

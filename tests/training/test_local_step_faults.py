@@ -20,7 +20,7 @@ from tests.training.test_wire_sync import WAYS, adam
 
 def train(storage: Killing, wire: Wire = Wire.FP32, *, every: int = 2, **options: Any) -> None:
     """Six steps in rounds of four and two, saved after every so many; the bits must be those of the reference."""
-    plan = local_plan(WAYS[1], 2, wire, sync_every=4, outer_lr=0.8, outer_momentum=0.5, **options)
+    plan = local_plan(WAYS[1], 2, wire, **{"sync_every": 4, "outer_lr": 0.8, "outer_momentum": 0.5, **options})
     job = job_of(plan, adam)
     workers = run_workers(job, storage, platform_url=Recording().url, faults=FaultTolerance(checkpoint_steps=every))
     assert storage.last is None, "nobody was killed"
@@ -61,6 +61,22 @@ def test_a_replica_that_is_killed_repeats_its_own_steps(
 )
 def test_so_does_one_whose_parameters_meet_in_fragments(killed: str, last: str, every: int, wire: Wire) -> None:
     train(Killing(f"/messages/{killed}/{last}"), wire, every=every, sync_fragments=2)
+
+
+@pytest.mark.parametrize(
+    ("killed", "last", "every", "wire"),
+    [
+        ("s0.r1", "00000004/put-split.*f0.d2", 1, Wire.INT8),  # as soon as it has begun to meet, beside step 3
+        ("s1.r0", "00000004/put-gradient", 1, Wire.INT8),  # beside step 4, with what travelled beside step 3
+        ("s0.r0", "00000004/put-merged.*f0.d2", 2, Wire.FP32),
+        ("s1.r1", "00000005/put-gradient", 5, Wire.FP32),  # once the outer step is taken, which the checkpoint holds
+        pytest.param("s1.r1", "00000004/put-merged.*f0.d2", 1, Wire.INT8, marks=pytest.mark.long),
+        pytest.param("s0.r0", "00000005/put-split", 2, Wire.INT8, marks=pytest.mark.long),
+    ],
+)
+def test_so_does_one_that_meets_beside_its_steps(killed: str, last: str, every: int, wire: Wire) -> None:
+    """Measured after step 2; the outer step comes after step 4, and all meet after step 5, the last one."""
+    train(Killing(f"/messages/{killed}/{last}"), wire, every=every, sync_every=3, sync_delay=2)
 
 
 @pytest.mark.parametrize("every", [1, 4])

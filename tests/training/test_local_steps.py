@@ -111,10 +111,31 @@ def test_fragments_meet_at_their_own_steps_as_in_the_reference(
     assert any(not torch.equal(values, apart[name]) for name, values in together.items())
 
 
-@pytest.mark.parametrize("wire", [Wire.BF16, Wire.INT8])
-def test_fragments_are_rounded_each_by_itself(wire: Wire) -> None:
+@pytest.mark.parametrize(
+    ("way", "replicas", "every", "fragments", "delay", "options"),
+    [
+        (WAYS[4], 2, 3, 1, 2, {"outer_lr": 0.7, "outer_momentum": 0.9}),
+        (WAYS[1], 4, 4, 2, 1, {}),
+        (WAYS[3], 2, 4, 1, 3, {"outer_momentum": 0.5}),  # of which two are left when the run ends
+        pytest.param(WAYS[0], 2, 5, 2, 2, {"outer_lr": 0.8}, marks=pytest.mark.long),
+        pytest.param(WAYS[2], 4, 4, 3, 1, {"outer_momentum": 0.5}, marks=pytest.mark.long),
+    ],
+)
+def test_meetings_that_are_late_go_on_beside_the_next_steps_as_in_the_reference(
+    way: tuple[Sync, Streams | None], replicas: int, every: int, fragments: int, delay: int, options: Any
+) -> None:
+    plan = local_plan(way, replicas, sync_every=every, sync_fragments=fragments, sync_delay=delay, **options)
+    job = job_of(plan, adam)
+    assert_equal_to_the_reference(run_workers(job, MemoryStorage()), job)
+    at_once, late = in_turn(replace(job, plan=replace(plan, sync_delay=0))).state_dict(), in_turn(job).state_dict()
+    assert any(not torch.equal(values, late[name]) for name, values in at_once.items())
+
+
+@pytest.mark.parametrize(("wire", "delay"), [(Wire.BF16, 0), (Wire.INT8, 0), (Wire.INT8, 1)])
+def test_fragments_are_rounded_each_by_itself(wire: Wire, delay: int) -> None:
     """In 8 bits each keeps its own errors, in blocks that begin with it, also where all meet."""
-    job = job_of(local_plan(WAYS[4], 2, wire, sync_every=4, sync_fragments=2, outer_momentum=0.5), epochs=3)
+    meets = {"sync_every": 4, "sync_fragments": 2, "sync_delay": delay, "outer_momentum": 0.5}
+    job = job_of(local_plan(WAYS[4], 2, wire, **meets), epochs=3)
     workers = run_workers(job, MemoryStorage())
     add = rounded_to_bf16 if wire is Wire.BF16 else rounded_to_int8(workers, job.plan)
     assert_equal_to_the_reference(workers, job, add)
@@ -165,8 +186,12 @@ def test_each_replica_clips_by_its_own_norm_and_steps_its_own_schedule(replicas:
     assert_equal_to_the_reference(run_workers(by_value, MemoryStorage()), by_value)
 
 
-@pytest.mark.parametrize(("wire", "fragments"), [(Wire.FP32, 1), (Wire.INT8, 1), (Wire.FP32, 2)])
-def test_copies_of_tied_parameters_stay_equal_though_one_stage_sums_them(wire: Wire, fragments: int) -> None:
+@pytest.mark.parametrize(
+    ("wire", "fragments", "delay"), [(Wire.FP32, 1, 0), (Wire.INT8, 1, 0), (Wire.FP32, 2, 0), (Wire.FP32, 1, 1)]
+)
+def test_copies_of_tied_parameters_stay_equal_though_one_stage_sums_them(
+    wire: Wire, fragments: int, delay: int
+) -> None:
     """In a step, tied parameters sum over the stages of their replica; where replicas meet, their first holder does.
 
     They are in the first fragment of all stages that hold them.
@@ -175,7 +200,7 @@ def test_copies_of_tied_parameters_stay_equal_though_one_stage_sums_them(wire: W
     made = test_ties.TiedThrice().double() if wire is Wire.FP32 else test_ties.TiedThrice()
     ids = torch.zeros(2, 3, dtype=torch.long)
     plan = even_plan(made, (ids,), stages=3, replicas=2, micro_batch=2, micro_batches=2, wire_sync=wire)
-    plan = replace(plan, sync_every=2, outer_lr=0.8, outer_momentum=0.6, sync_fragments=fragments)
+    plan = replace(plan, sync_every=2, outer_lr=0.8, outer_momentum=0.6, sync_fragments=fragments, sync_delay=delay)
     job = make_job(
         copy.deepcopy(made), plan, test_ties.data, loss=test_ties.loss, optimizer=momentum, clip_grad_norm=1.0
     )

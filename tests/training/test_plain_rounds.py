@@ -184,6 +184,36 @@ def test_fragments_meet_as_written_by_hand(every: int, fragments: int) -> None:
     assert difference(whole.state_dict(), expected.state_dict()) > 1e-6
 
 
+def test_late_meetings_move_replicas_by_what_they_have_met_on_as_written_by_hand() -> None:
+    """Rounds of three steps, measured after steps 2 and 5; outer steps after 4 and 7; all meet after the last, 8."""
+    models, met = [network(), network()], network()
+    inner = [ADAMW(model.parameters()) for model in models]
+    outer = optim.SGD(met.parameters(), lr=0.7, momentum=0.9, nesterov=True)
+    measured: list[list[Tensor]] = []
+    for place, step in enumerate(STEPS):
+        for rank, model in enumerate(models):
+            inner[rank].zero_grad()
+            add_gradients(model, [[i for indices in step.micro_batches[rank::2] for i in indices]])
+            inner[rank].step()
+        now = [[parameter.detach().clone() for parameter in model.parameters()] for model in models]
+        for met_on in [measured] if place in (4, 7) else [now] if place == 8 else []:
+            for theta, *others in zip(met.parameters(), *met_on, strict=True):
+                theta.grad = theta.detach() - torch.stack(others).mean(0)
+            outer.step()
+            with torch.no_grad():
+                for model, before, after in zip(models, met_on, now, strict=True):
+                    for own, theta, then, since in zip(
+                        model.parameters(), met.parameters(), before, after, strict=True
+                    ):
+                        own.copy_(theta + (since - then))
+        measured = now if place in (2, 5) else measured
+    local = LocalSteps(sync_every=3, outer_lr=0.7, outer_momentum=0.9, delay=2)
+    found = in_turn(network, 2, local, recipe_of(ADAMW))
+    assert difference(found.state_dict(), met.state_dict()) < 1e-12
+    at_once = in_turn(network, 2, replace(local, delay=0), recipe_of(ADAMW))
+    assert difference(at_once.state_dict(), met.state_dict()) > 1e-6
+
+
 def by_hand_in_fragments(every: int, fragments: int, number: dict[str, int], *, end: int) -> nn.Module:
     """Two replicas; an outer optimiser for each fragment, which steps after steps that are written down here."""
     after = {  # the steps of each fragment between the ends, which all have

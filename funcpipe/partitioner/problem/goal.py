@@ -111,8 +111,8 @@ def with_formats(training: TrainingSpec, precision: Precision = Precision.FP32) 
 
 def meeting_every(training: TrainingSpec, sync_every: int | str) -> TrainingSpec:
     """`training` with meetings after so many steps."""
-    outer = {"outer_lr": 1.0, "outer_momentum": 0.0, "sync_fragments": 1} if sync_every == 1 else {}
-    return replace(training, sync_every=sync_every, sync_every_at_most=None, **outer)  # type: ignore[arg-type]
+    unused = {"outer_lr": 1.0, "outer_momentum": 0.0, "sync_fragments": 1, "sync_delay": 0} if sync_every == 1 else {}
+    return replace(training, sync_every=sync_every, sync_every_at_most=None, **unused)  # type: ignore[arg-type]
 
 
 def better_round(training: TrainingSpec, find: Callable[[TrainingSpec], Plan]) -> Plan:
