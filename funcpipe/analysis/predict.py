@@ -4,8 +4,8 @@ Replicas that train alone have two kinds of steps: those of a round that end wit
 trace is that of the last one; `mean_step_s` plays both.
 """
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -25,7 +25,8 @@ from funcpipe.errors import InvalidValue
 from funcpipe.partitioner.cost import Array
 from funcpipe.partitioner.cost.evaluate import column_of, plan_loads, plan_setting
 from funcpipe.partitioner.cost.formulas import lane_times
-from funcpipe.partitioner.cost.loads import meeting_share
+from funcpipe.partitioner.cost.loads import Loads, Setting, meeting_share
+from funcpipe.partitioner.cost.rounding import addition_s, all_s
 from funcpipe.partitioner.cost.stores import link
 from funcpipe.scheduler.graph import StepShape, build_graph
 from funcpipe.scheduler.pipeline import Loading
@@ -79,7 +80,7 @@ def forecast(
     belong together.
     """
     graph = build_graph(step_shape(plan, profile, clipped=clipped, meets=meets, fragment=fragment))
-    costs = costs_of(graph, task_cost(plan, profile, spec), uniform=True)
+    costs = costs_of(graph, task_cost(plan, profile, spec, meets=meets), uniform=True)
     caps = tuple(spec.store(name).shared_bytes_s for name in _stores_of(plan))
     disturbed = replace(disturbances, contention=spec.contention, shared_bytes_s=caps, shared_cores=spec.shared_cores)
     return play(graph, costs, disturbances=disturbed)
@@ -144,13 +145,18 @@ def _loading(plan: Plan, profile: ModelProfile) -> Loading | None:
     return Loading(stages=frozenset(stages), following=plan.micro_batches)
 
 
-def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Callable[[Task], Cost]:
-    """The cost of each task of `plan` when nothing disturbs it; as in the cost model, sums and updates are free."""
+def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec, *, meets: bool = True) -> Callable[[Task], Cost]:
+    """The cost of each task of `plan` when nothing disturbs it; as in the cost model, updates and sums are free, but
+    the rounding of sums is not. Replicas that train alone meet after the step if `meets`.
+    """
     alone = replace(spec.unshared(), contention=1.0, shared_cores=None)
     loads = plan_loads(plan, profile, spec)
-    lanes = lane_times(loads, plan_setting(plan, profile, alone), workers=plan.workers)
+    setting = plan_setting(plan, profile, alone)
+    lanes = lane_times(loads, setting, workers=plan.workers)
     payload = _payloads(plan, profile)
-    parts_s = _parts_of_backwards(plan, profile, lanes.backward_s)
+    rounding = [_StageRounding.of(plan, profile, setting, loads, i) for i in range(len(plan.stages))]
+    parts_s = _parts_of_backwards(plan, profile, lanes.backward_s, [each.beside_s for each in rounding])
+    sums = plan.replicas > 1 and (meets or not plan.trains_locally)
 
     load_s = 0.0 if profile.data is None else profile.data.load_s
     processors = loads.processors.tolist()
@@ -168,17 +174,57 @@ def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Callable
         if task.kind in (Kind.BACKWARD, Kind.BUCKET):
             assert task.part is not None, "a part of a backward has a number"
             return Cost(parts_s[task.stage][task.part], processors=processors[task.stage])
+        if task.kind is Kind.MERGE:
+            return Cost(rounding[task.stage].merge_s)
+        if task.kind is Kind.UPDATE:
+            return Cost(rounding[task.stage].read_s if sums else 0.0, processors=processors[task.stage])
         if not (task.kind.is_put or task.kind.is_get):
             return Cost(0.0)
+        size = payload(task)
+        encode_s = rounding[task.stage].encode_s * size if task.kind is Kind.PUT_SPLIT else 0.0
         number = names.index(plan.stores.sums if task.kind in _SUMS else plan.stores.messages)
         bytes_s = links[number][0 if task.kind.is_put else 1]
-        return Cost(stores[number].latency_s, payload(task), float(bytes_s[task.stage]), number)
+        return Cost(stores[number].latency_s + encode_s, size, float(bytes_s[task.stage]), number)
 
     return cost
 
 
-def _parts_of_backwards(plan: Plan, profile: ModelProfile, backward_s: Array) -> list[list[float]]:
-    """The seconds of the parts of each stage's last backward; each part completes a round of gradients.
+@dataclass(frozen=True, slots=True)
+class _StageRounding:
+    """Seconds of the rounding of a stage's sums: for a byte of a contribution before it goes, to sum a piece, to read
+    the last sum, and by which that of a round prolongs the backward that it runs beside.
+    """
+
+    encode_s: float = 0.0
+    merge_s: float = 0.0
+    read_s: float = 0.0
+    beside_s: float = 0.0
+
+    @staticmethod
+    def of(plan: Plan, profile: ModelProfile, setting: Setting, loads: Loads, number: int) -> "_StageRounding":
+        """That of a stage of `plan` by its number."""
+        stage, chosen, way = plan.stages[number], pattern_of(plan, number), plan.ways[number].sync
+        rounding = setting.rounding(float(loads.vcpu[number]))
+        if rounding is None or plan.replicas == 1:
+            return _StageRounding()
+        summed = setting.exchanged_bytes(profile.summed_bytes(stage.first, stage.stop))
+        size, sums = setting.sync_wire_ratio * summed, setting.merged_wire_ratio * summed
+        share = chosen.piece_share
+        last = chosen.merged_share(0) if chosen.spreads else 0.0
+        all_each_s = all_s(way, size, sums, plan.replicas, rounding) / chosen.streams.rounds
+        return _StageRounding(
+            encode_s=float(rounding.encode_s),
+            merge_s=float(addition_s(way, share * size, share * sums, plan.replicas, rounding)),
+            read_s=float(rounding.decode_sum_s * last * sums),
+            beside_s=float(rounding.lost * all_each_s),
+        )
+
+
+def _parts_of_backwards(
+    plan: Plan, profile: ModelProfile, backward_s: Array, beside_s: Sequence[float]
+) -> list[list[float]]:
+    """The seconds of the parts of each stage's last backward; each part completes a round of gradients, and each but
+    the first one takes `beside_s` longer, as a round is summed beside it.
 
     Recomputation comes first, then the layers from the last to the first, each of which makes its gradients evenly.
     """
@@ -190,7 +236,9 @@ def _parts_of_backwards(plan: Plan, profile: ModelProfile, backward_s: Array) ->
         ends_s = np.cumsum([max(0.0, total_s - sum(seconds)), *seconds])
         made = np.cumsum([0, *(layer.parameter_bytes for layer in layers)])
         complete_s = [_reached(made[-1] * (q + 1) / rounds, made, ends_s) for q in range(rounds - 1)]
-        found.append(np.diff(np.minimum([0.0, *complete_s, total_s], total_s)).tolist())  # sums may be rounded up
+        parts_s = np.diff(np.minimum([0.0, *complete_s, total_s], total_s))  # sums may be rounded up
+        parts_s[1:] += beside_s[i]
+        found.append(parts_s.tolist())
     return found
 
 

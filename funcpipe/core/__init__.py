@@ -33,7 +33,7 @@ from funcpipe.core.loss_model import InverseLoss, WeightedLoss
 from funcpipe.core.market import Market
 from funcpipe.core.plan import Plan, Stage, TrainingSpec
 from funcpipe.core.plan_request import NO_PINS, Pins, PlanRequest
-from funcpipe.core.platform import LIST_KEYS, MB, FunctionSize, PlatformSpec
+from funcpipe.core.platform import LIST_KEYS, MB, CodecCost, FunctionSize, PlatformSpec
 from funcpipe.core.profile import (
     DataProfile,
     LayerProfile,
@@ -113,6 +113,7 @@ __all__ = [
     "BaseTensor",
     "Bill",
     "Busy",
+    "CodecCost",
     "Comparison",
     "CostItem",
     "CountsByKind",

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from funcpipe.core import checks
+from funcpipe.core.choices import SYNC_WIRES
+from funcpipe.core.json_form import IF_CHANGED
 from funcpipe.core.stores import AUTO, DEFAULT, DEFAULT_STORES, GB, KINDS, CountsByKind, Stores, StoreSpec, StoreTerms
 from funcpipe.errors import InvalidValue
 
@@ -54,6 +56,17 @@ class FunctionSize:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CodecCost:
+    """Seconds of one processor to round a GB (2^30 bytes) of 32-bit numbers for a message, and to read and add it."""
+
+    encode_s_gb: float
+    decode_s_gb: float
+
+    def __post_init__(self) -> None:
+        checks.all_at_least(self, 0, "encode_s_gb", "decode_s_gb")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PlatformSpec(StoreTerms):
     """A platform in one region: sizes in ascending order of memory, and what holds for all of them.
 
@@ -74,6 +87,8 @@ class PlatformSpec(StoreTerms):
     Latency, prices of requests and `shared_bytes_s` are those of its default store, and so are `puts_s`, `gets_s` and
     `largest_bytes`, as `StoreSpec` has them; `stores` are further ones. `shared_bytes_s` has no default here: a
     specification states that there is no such limit.
+
+    Sums of gradients in a number format cost processors what `codecs` has by its name; in others they cost nothing.
 
     In each 10 seconds `launches_10s` functions of a size may start, all of them at once if none has before; None means
     no such limit.
@@ -103,6 +118,7 @@ class PlatformSpec(StoreTerms):
     price_traffic_usd_gb: float = 0.0
     borrowed: Mapping[str, str] = field(default_factory=dict, hash=False)
     launches_10s: int | None = None
+    codecs: Mapping[str, CodecCost] = field(default_factory=dict, hash=False, metadata=IF_CHANGED)
 
     def __post_init__(self) -> None:
         StoreTerms.__post_init__(self)
@@ -120,6 +136,7 @@ class PlatformSpec(StoreTerms):
             if getattr(self, name) is not None:
                 checks.positive(name, getattr(self, name))
         known = {item.name for kind in (PlatformSpec, FunctionSize) for item in fields(kind)}
+        _check_keys("codecs", self.codecs, {wire.value for wire in SYNC_WIRES}, "must name formats of sums")
         _check_keys("sources", self.sources, known, "must name fields of a platform or of its sizes")
         groups = (*PRICED, BANDWIDTH, STORES)
         _check_keys("borrowed", self.borrowed, {*groups}, f"must be some of {', '.join(groups)}")
@@ -197,7 +214,7 @@ class PlatformSpec(StoreTerms):
         return sum(self.store(name).price_usd_h for name in stores.names)
 
 
-def _check_keys(field: str, given: Mapping[str, str], known: set[str], rule: str) -> None:
+def _check_keys(field: str, given: Mapping[str, object], known: set[str], rule: str) -> None:
     for name in given:
         if name not in known:
             raise InvalidValue(field, name, rule)

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from funcpipe.core import (
     SYNC_WIRES,
+    CodecCost,
     Estimate,
     FunctionSize,
     LayerProfile,
@@ -97,6 +98,9 @@ store_specs = st.builds(
 )
 
 
+codec_costs = st.builds(CodecCost, encode_s_gb=seconds, decode_s_gb=seconds)
+
+
 @st.composite
 def platforms(draw: st.DrawFn) -> PlatformSpec:
     memory = sorted(draw(st.lists(st.integers(1, 20_000), min_size=1, max_size=5, unique=True)))
@@ -133,6 +137,7 @@ def platforms(draw: st.DrawFn) -> PlatformSpec:
         stores=draw(st.lists(store_specs, max_size=2, unique_by=lambda store: store.name).map(tuple)),
         puts_s=draw(st.none() | rate),
         largest_bytes=draw(st.none() | st.integers(1, 2**40)),
+        codecs=draw(st.dictionaries(st.sampled_from(["bf16", "int8"]), codec_costs)),
     )
 
 

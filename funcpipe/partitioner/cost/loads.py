@@ -17,6 +17,7 @@ import numpy as np
 
 from funcpipe.core import (
     DEFAULT_STORES,
+    CodecCost,
     DataProfile,
     ModelProfile,
     PlatformSpec,
@@ -29,6 +30,7 @@ from funcpipe.core import (
 )
 from funcpipe.core.cached import cached_property
 from funcpipe.partitioner.cost import Array, BoolArray, IntArray
+from funcpipe.partitioner.cost.rounding import Rounding, rounding_of
 from funcpipe.scheduler.pipeline import in_flight
 
 STEPS_OF_ONE_ROUND = 1_000_000
@@ -186,6 +188,8 @@ class Setting:
     Where replicas train alone between meetings, `meeting_share` is the share of steps that end with one, and `alone` is
     true: then they exchange what their optimisers have made of the parameters, and begin when these are done. In a
     meeting they exchange one of so many `fragments` of a stage's parameters, all of which are taken to be as large.
+
+    `codec` is what rounding costs; None where sums are not rounded.
     """
 
     micro_batches: int
@@ -206,6 +210,7 @@ class Setting:
     alone: bool = False
     meeting_share: float = 1.0
     fragments: int = 1
+    codec: CodecCost | None = None
 
     @cached_property
     def message_store(self) -> StoreSpec:
@@ -248,6 +253,10 @@ class Setting:
     def exchanged_bytes(self, summed_bytes: Any) -> Any:
         """Of `summed_bytes`, which stages sum, those that they sum at once: all, or a fragment."""
         return summed_bytes / self.fragments
+
+    def rounding(self, vcpu: Array | float) -> Rounding | None:
+        """The seconds of rounding on functions with so many vCPUs; None where sums are not rounded."""
+        return rounding_of(self.codec, wire_ratio=self.sync_wire_ratio, sums=not self.sharded, vcpu=vcpu)
 
     @property
     def loading_s(self) -> float:

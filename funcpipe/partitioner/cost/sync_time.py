@@ -26,6 +26,7 @@ from funcpipe.core import PlatformSpec, StoreSpec, Streams, Sync, usual_streams
 from funcpipe.core.choices import OPEN_UPLOADS, open_downloads
 from funcpipe.partitioner.cost import Array, IntArray
 from funcpipe.partitioner.cost.pipeline import dollars
+from funcpipe.partitioner.cost.rounding import Rounding, all_s, unhidden_s
 from funcpipe.partitioner.cost.stores import request_usd, requests_each
 
 
@@ -40,11 +41,13 @@ def sync_time_s(
     streams: Streams | None = None,
     backward_s: Array | float = 0.0,
     merged_bytes: Array | float | None = None,
+    rounding: Rounding | None = None,
 ) -> Array:
     """Seconds in which `replicas` functions sum `gradient_bytes` each, counted from the end of their last backward.
 
     Bytes are those that travel. Where the sums, or what is sent in their place, are as many values in another format,
-    they take `merged_bytes`. Exchange and streamed begin during that backward, which takes `backward_s`.
+    they take `merged_bytes`. Exchange and streamed begin during that backward, which takes `backward_s`. `rounding` is
+    what the processor takes besides.
 
     Three-phase (LambdaML): the splits of others up, one's own split from each of them down, the merged split up and
     those of the others down, one after the other. Pipelined (FuncPipe): the first two overlap, step by step. For equal
@@ -57,17 +60,21 @@ def sync_time_s(
     merged_bytes = np.asarray(gradient_bytes if merged_bytes is None else merged_bytes, dtype=np.float64)
     spread_s: Array = merged_bytes / replicas * (1 / upload_bytes_s + (replicas - 1) / download_bytes_s)
     link = (gradient_bytes, replicas, upload_bytes_s, download_bytes_s, latency_s)
-    match sync:
-        case Sync.THREE_PHASE:
-            pauses_s = _waves_of(replicas - 1) * _idle_s(up_s, latency_s)
-            return (replicas - 1) * (up_s + down_s) + pauses_s + spread_s + 4 * latency_s
-        case Sync.ALL_REDUCE:
-            return all_reduce_s(*link)
-        case Sync.EXCHANGE | Sync.STREAMED:
-            cut = usual_streams(sync, replicas, streams)
-            return exposed_s(sync, *link, cut, backward_s, merged_bytes=merged_bytes)
-    reduce_s: Array = up_s + (replicas - 2) * np.maximum(up_s, down_s) + down_s
-    return reduce_s + spread_s + (2 + replicas) * latency_s
+    if sync in (Sync.EXCHANGE, Sync.STREAMED):
+        cut = usual_streams(sync, replicas, streams)
+        return exposed_s(sync, *link, cut, backward_s, merged_bytes=merged_bytes, rounding=rounding)
+    if sync is Sync.THREE_PHASE:
+        pauses_s = _waves_of(replicas - 1) * _idle_s(up_s, latency_s)
+        moved_s = (replicas - 1) * (up_s + down_s) + pauses_s + spread_s + 4 * latency_s
+    elif sync is Sync.ALL_REDUCE:
+        moved_s = all_reduce_s(*link)
+    else:
+        reduce_s: Array = up_s + (replicas - 2) * np.maximum(up_s, down_s) + down_s
+        moved_s = reduce_s + spread_s + (2 + replicas) * latency_s
+    if rounding is None:
+        return moved_s
+    longer_s: Array = sum(unhidden_s(sync, gradient_bytes, merged_bytes, replicas, (1, replicas - 1, 1), rounding))
+    return moved_s + longer_s
 
 
 def limit_s(
@@ -112,14 +119,15 @@ def streamed_s(
     cut: Streams | Cut,
     *,
     merged_bytes: Array | float | None = None,
+    added_s: Array | float = 0.0,
 ) -> Array:
     """Seconds of the streamed scatter-reduce, in which raw objects go before merged ones.
 
-    Exact where the downlink is no faster than the uplink and no request waits to be opened. Then merged object j waits
-    for its share of the raw pieces and for the objects before it; all read it after all raw pieces and the merged
-    objects before it. So the last one is read when, for some objects i <= j, object i has been reduced, i to j have
-    gone up, and j and those behind it have come down. That is a convex function of i and j, whose largest value lies at
-    (1, 1), (1, last) or (last, last).
+    Exact where the downlink is no faster than the uplink and no request waits to be opened. A piece is summed `added_s`
+    after it has come from all. Then merged object j waits for its share of the raw pieces and for the objects before
+    it; all read it after all raw pieces and the merged objects before it. So the last one is read when, for some
+    objects i <= j, object i has been reduced, i to j have gone up, and j and those behind it have come down. That is a
+    convex function of i and j, whose largest value lies at (1, 1), (1, last) or (last, last).
 
     Where gets of pieces find no room, as many others have to end first, and each then has its latency.
 
@@ -150,14 +158,14 @@ def streamed_s(
     full = others * (cut.rounds + sums_before) - room
     opened_s = first_up_s + 3 * latency_s + (full + 1) / others * (raw_down_s / cut.rounds)
     raw_s = np.where(full > 0, np.maximum(raw_s, opened_s), raw_s)
-    last_s = put_s + read_s + 2 * latency_s
+    last_s = put_s + read_s + 2 * latency_s + added_s
     late_s: Array = raw_s + np.maximum(sums_down_s, last_s)
     if (np.asarray(merged) == 1).all():
         return late_s
 
     early_up_s = raw_up_s / merged + _waves_of(puts / merged) * pause_s
     reduced_s = np.maximum(first_up_s + raw_down_s / merged, early_up_s + first_down_s)
-    begun_s = np.maximum(reduced_s + 2 * latency_s, all_up_s) + 2 * latency_s
+    begun_s = np.maximum(reduced_s + added_s + 2 * latency_s, all_up_s) + 2 * latency_s
     waiting_s = read_s + _waves_of(merged) * _idle_s(put_s, latency_s) + sums_up_s
 
     fit = max(room // others, 1)
@@ -204,25 +212,34 @@ def exposed_s(
     backward_s: Array | float,
     *,
     merged_bytes: Array | float | None = None,
+    rounding: Rounding | None = None,
 ) -> Array:
     """Seconds that an exchange or a streamed scatter-reduce takes beyond the backward during which it begins.
 
     The backward completes its rounds one by one, evenly over its `backward_s`, or at its end where that is 0. All of
     these but the last round's share is gained; what is left is at least the time of the last round alone, and of all
-    sums that travel in one object with its own.
+    sums that travel in one object with its own, after a backward that `rounding` of the other rounds has prolonged.
     """
     link = (replicas, up, down, latency_s)
     sums = np.asarray(gradient_bytes if merged_bytes is None else merged_bytes, dtype=np.float64)
 
     def form(cut: Streams | Cut, share: Array | float, merged_share: Array | float) -> Array:
         size = share * np.asarray(gradient_bytes, dtype=np.float64)
+        first_s = added_s = last_s = 0.0
+        if rounding is not None:
+            counts = cut.rounds, cut.groups, cut.merged
+            first_s, added_s, last_s = unhidden_s(sync, size, merged_share * sums, replicas, counts, rounding)
         if sync is Sync.EXCHANGE:
-            return exchange_s(size, *link, cut)
-        return streamed_s(size, *link, cut, merged_bytes=merged_share * sums)
+            return exchange_s(size, *link, cut) + (first_s + added_s + last_s)
+        return streamed_s(size, *link, cut, merged_bytes=merged_share * sums, added_s=added_s) + (first_s + last_s)
 
     share, last = 1 / np.asarray(cut.rounds), cut.rounds // np.minimum(cut.merged, cut.rounds)
+    longer_s: Array | float = 0.0
+    if rounding is not None:
+        beside_s = (1 - share) * rounding.lost * all_s(sync, gradient_bytes, sums, replicas, rounding)
+        longer_s = np.where(np.asarray(backward_s) > 0, beside_s, 0.0)
     whole_s = form(cut, 1.0, 1.0) - (1 - share) * np.asarray(backward_s)
-    exposed: Array = np.maximum(whole_s, form(Cut(1, cut.groups, 1), share, last * share))
+    exposed: Array = np.maximum(whole_s, form(Cut(1, cut.groups, 1), share, last * share) + longer_s)
     return exposed
 
 

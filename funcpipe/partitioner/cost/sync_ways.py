@@ -111,6 +111,7 @@ def sync_times(loads: Loads, setting: Setting, *, workers: int, way: SyncWay | N
     tied_s, backward_s = tied_times(loads, setting, up, down)
     way = setting.way if way is None else way
     exchanged = setting.exchanged_bytes(loads.summed_bytes)
+    rounding = setting.rounding(loads.vcpu)
     return tied_s + setting.meeting_share * sync_time_s(
         way.sync,
         gradient_bytes=setting.sync_wire_ratio * exchanged,
@@ -121,6 +122,7 @@ def sync_times(loads: Loads, setting: Setting, *, workers: int, way: SyncWay | N
         latency_s=setting.sum_store.latency_s,
         streams=way.streams,
         backward_s=backward_s,
+        rounding=rounding,
     )
 
 
@@ -129,7 +131,8 @@ def way_table(loads: Loads, setting: Setting, *, workers: int) -> WayTable:
     ways = ways_of(setting)
     up, down = link(loads, setting.sum_store, workers)
     exchanged = setting.exchanged_bytes(loads.summed_bytes)
-    columns = np.broadcast_arrays(exchanged, up, down, *tied_times(loads, setting, up, down))
+    vcpu = () if setting.codec is None else (loads.vcpu,)
+    columns = np.broadcast_arrays(exchanged, up, down, *tied_times(loads, setting, up, down), *vcpu)
     stages, sizes = columns[0].shape
     rows, example, row = np.unique(
         np.stack([column.ravel() for column in columns]), axis=1, return_index=True, return_inverse=True
@@ -175,9 +178,9 @@ def _in_order(ways: tuple[SyncWay, ...], usd: Array, seconds: Array, starts: Int
 
 def _seconds(rows: Array, setting: Setting, ways: Sequence[SyncWay]) -> Array:
     """Element [row, way]: seconds; `rows` has the bytes that are summed, up, down, and the two seconds of `tied_times`,
-    an element of each for each row.
+    and where sums are rounded the vCPUs, an element of each for each row.
     """
-    summed, up, down, tied_s, backward_s = rows[:, :, None]
+    summed, up, down, tied_s, backward_s, *vcpu = rows[:, :, None]
     size, merged = setting.sync_wire_ratio * summed, setting.merged_wire_ratio * summed
     seconds = np.empty((len(size), len(ways)))
     latency_s, replicas = setting.sum_store.latency_s, setting.replicas
@@ -195,7 +198,10 @@ def _seconds(rows: Array, setting: Setting, ways: Sequence[SyncWay]) -> Array:
             for low in range(0, len(size), rows_at_once):
                 some = slice(low, low + rows_at_once)
                 links = (size[some], replicas, up[some], down[some], latency_s)
-                seconds[some, which] = exposed_s(sync, *links, cut, backward_s[some], merged_bytes=merged[some])
+                rounding = setting.rounding(vcpu[0][some]) if vcpu else None
+                seconds[some, which] = exposed_s(
+                    sync, *links, cut, backward_s[some], merged_bytes=merged[some], rounding=rounding
+                )
         else:
             found = sync_time_s(
                 sync,
@@ -205,6 +211,7 @@ def _seconds(rows: Array, setting: Setting, ways: Sequence[SyncWay]) -> Array:
                 upload_bytes_s=up,
                 download_bytes_s=down,
                 latency_s=latency_s,
+                rounding=setting.rounding(vcpu[0]) if vcpu else None,
             )
             seconds[:, which] = found
     seconds *= setting.meeting_share

@@ -170,6 +170,7 @@ def _sync_s(programme: ChainProgramme, s: int, j: int, gradient_mb: float) -> fl
         upload_bytes_s=size.upload_bytes_s,
         download_bytes_s=size.download_bytes_s,
         latency_s=setting.spec.latency_s,
+        rounding=setting.rounding(size.vcpu),
     )
     return setting.meeting_share * float(seconds)
 

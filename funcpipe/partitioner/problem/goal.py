@@ -2,14 +2,15 @@
 
 A goal is dollars, with time being worth something, or seconds, within limits.
 
-Formats are left to the planner where the user says so (`Numerics`). bf16 halves bytes, and neither requests nor
-computation grow: every plan takes as long, as many dollars and as much memory as in 32 bits, or less. So no search is
-needed to see that bf16 is best, under every goal. What never travels, as between the stages of a plan that has but one,
-gains nothing, and stays as it is. int8 takes about half as many bytes as bf16 again. For messages between stages the
-same holds as for bf16, so where it is allowed they travel in int8; a model that computes in 16 bits makes most of them
-in 16 bits, which no format rounds further, and keeps bf16. For sums functions keep what rounding takes away, which may
-need larger ones, or leave no plan at all. So where sums in int8 are allowed, a plan is made for each of the two
-formats, and the better one is taken. The updated parameters of a divided optimiser travel in 32 bits in any case.
+Formats are left to the planner where the user says so (`Numerics`). bf16 halves bytes, requests stay as they are, and a
+cast takes the processor less time than any link saves by it (`cost/rounding.py`): every plan takes as long, as many
+dollars and as much memory as in 32 bits, or less. So no search is needed to see that bf16 is best, under every goal.
+What never travels, as between the stages of a plan that has but one, gains nothing, and stays as it is. int8 takes
+about half as many bytes as bf16 again. For messages between stages the same holds as for bf16, so where it is allowed
+they travel in int8; a model that computes in 16 bits makes most of them in 16 bits, which no format rounds further, and
+keeps bf16. For sums functions keep what rounding takes away, which may need larger ones, or leave no plan at all. So
+where sums in int8 are allowed, a plan is made for each of the two formats, and the better one is taken. The updated
+parameters of a divided optimiser travel in 32 bits in any case.
 
 A model that is only evaluated has forwards alone, and keeps nothing for a backward. Its parameters are constants: they
 have no gradients, no values of an optimiser, and nothing of them is summed over replicas or stages. Activations live

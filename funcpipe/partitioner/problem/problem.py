@@ -244,6 +244,7 @@ class Problem:
             alone=self.training.trains_locally and replicas > 1,
             meeting_share=meeting_share(self.training.sync_every, replicas, self.training.sync_fragments),
             fragments=self.training.sync_fragments if replicas > 1 else 1,
+            codec=self.spec.codecs.get(self.training.wire_sync.value),
         )
 
     @property
