@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -45,7 +45,7 @@ WITHIN_S, ENDS_WITHIN_S = 180.0, 10.0
 WORKERS = chaos.STAGES * chaos.REPLICAS
 QUICK = FaultTolerance(heartbeat_s=0.25, lease_s=1.0, checkpoint_steps=4)
 SHORT_LIVED = replace(QUICK, lifetime_s=8.0, cold_start_s=1.0)
-Trained = tuple[dict[str, Tensor], int]
+Trained = tuple[Mapping[str, Tensor], int]
 IMPATIENT_S = 6.0
 """The message deadline of runs in which functions sleep for longer than that."""
 
@@ -90,7 +90,7 @@ def train(
     return result.state_dict(), max(result.bill.functions - plan.workers, 0)
 
 
-def run(seed: int, fault: Fault, expected: dict[str, Tensor], storage_url: str | None) -> Ending:
+def run(seed: int, fault: Fault, expected: Mapping[str, Tensor], storage_url: str | None) -> Ending:
     """One run, and its ending."""
     draw, began_s = random.Random(seed), time.monotonic()
     error, restarts, tensors = "", 0, None

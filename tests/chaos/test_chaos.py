@@ -1,6 +1,7 @@
 """Each fault once, drawn by a fixed seed."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -14,14 +15,14 @@ from tests.support.chaos import Ending, good, run
 
 
 @pytest.fixture(scope="module")
-def undisturbed() -> dict[str, Tensor]:
+def undisturbed() -> Mapping[str, Tensor]:
     ending, tensors = run(0, Fault.NONE, None)
     assert tensors is not None, ending.error
     return tensors
 
 
 @pytest.mark.parametrize("fault", [fault for fault in Fault if fault not in (Fault.NONE, Fault.ZOMBIE)])
-def test_a_disturbed_run_ends_with_the_same_bits(fault: Fault, undisturbed: dict[str, Tensor]) -> None:
+def test_a_disturbed_run_ends_with_the_same_bits(fault: Fault, undisturbed: Mapping[str, Tensor]) -> None:
     check_the_same(*disturbed(fault, undisturbed), undisturbed)
 
 
@@ -43,7 +44,7 @@ def test_so_does_one_whose_replicas_train_alone(fault: Fault, monkeypatch: pytes
 
 
 def test_functions_that_sleep_past_deadlines_change_no_bit(
-    undisturbed: dict[str, Tensor], monkeypatch: pytest.MonkeyPatch
+    undisturbed: Mapping[str, Tensor], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A machine may be so busy that messages miss the short deadline for that alone: the run says so, nothing else goes
     wrong, and it is made again with a longer deadline, and longer sleep.
@@ -59,11 +60,11 @@ def test_functions_that_sleep_past_deadlines_change_no_bit(
     check_the_same(ending, tensors, undisturbed)
 
 
-def disturbed(fault: Fault, undisturbed: dict[str, Tensor]) -> tuple[Ending, dict[str, Tensor] | None]:
+def disturbed(fault: Fault, undisturbed: Mapping[str, Tensor]) -> tuple[Ending, Mapping[str, Tensor] | None]:
     return run(1 + list(Fault).index(fault), fault, undisturbed)
 
 
-def check_the_same(ending: Ending, tensors: dict[str, Tensor] | None, undisturbed: dict[str, Tensor]) -> None:
+def check_the_same(ending: Ending, tensors: Mapping[str, Tensor] | None, undisturbed: Mapping[str, Tensor]) -> None:
     assert ending.outcome == "same bits", ending
     assert good(ending, within_s=math.inf)  # a run that hangs is ended by pytest, one that is slow is not wrong
     assert tensors is not None

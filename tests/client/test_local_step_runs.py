@@ -1,6 +1,7 @@
 """Whole runs of replicas that train alone: disturbed in every way, and resumed, they keep the bits of the reference."""
 
 import functools
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -44,7 +45,7 @@ def expected(every: int | str = 4, replicas: int = 2, **plan: Any) -> dict[str, 
 
 
 @functools.cache
-def quiet(fragments: int = 1) -> dict[str, Tensor]:
+def quiet(fragments: int = 1) -> Mapping[str, Tensor]:
     """What replicas have that divide what they keep between meetings."""
     return run(local(sync_fragments=fragments, **DIVIDED)).state_dict()
 
@@ -57,7 +58,7 @@ def test_a_divided_outer_step_is_the_same_up_to_rounding(way: dict[str, Any], re
     assert difference(result.state_dict(), expected(4, replicas)) < 1e-12
 
 
-def assert_same_bits(result: RunResult, other: dict[str, Tensor]) -> None:
+def assert_same_bits(result: RunResult, other: Mapping[str, Tensor]) -> None:
     assert all(torch.equal(tensor, other[name]) for name, tensor in result.state_dict().items())
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import hashlib
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -171,7 +171,7 @@ class Place:
 
 
 @functools.cache
-def undisturbed(stages: int) -> dict[str, torch.Tensor]:
+def undisturbed(stages: int) -> Mapping[str, torch.Tensor]:
     return launch(Place(stages, Path("/unused"), STEADY).prepared(RunSettings(name=RUN))).state_dict()
 
 

@@ -1,6 +1,7 @@
 """Whole runs in mixed precision: the same bits whether a function dies or not, near those of one process."""
 
 import dataclasses
+from collections.abc import Mapping
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ def job(precision: Precision) -> Job:
     return dataclasses.replace(smaller_job(), graph=graph, recipe=recipe, epochs=2)
 
 
-def train(job: Job, dies: FunctionFaults | None = None) -> dict[str, torch.Tensor]:
+def train(job: Job, dies: FunctionFaults | None = None) -> Mapping[str, torch.Tensor]:
     storage = MemoryStorage()
     functions = ThreadPlatform(
         load_spec("local"), storage, faults_of=lambda number: dies if dies and number == 2 else FunctionFaults()

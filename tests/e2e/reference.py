@@ -1,6 +1,6 @@
 """Plain single-process PyTorch on the same micro-batches: what every run must equal."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -99,7 +99,7 @@ def drawing_seeded(model: nn.Module, seed: tuple[int, int, int]) -> Iterator[Non
             handle.remove()
 
 
-def largest_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+def largest_difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> float:
     """The largest relative difference of any tensor: |a - b| / max |b|, in the maximum norm."""
     assert found.keys() == expected.keys()
     worst = 0.0

@@ -5,7 +5,7 @@ import json
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest import mock
 
 import pytest
@@ -62,7 +62,7 @@ class Lora(Model):
         super().__init__()
         self.requires_grad_(False)
         for block in list(self.blocks)[1:]:
-            block.inner = Adapted(block.inner)
+            block.inner = Adapted(cast(nn.Linear, block.inner))
 
 
 class Storage(MemoryStorage):
@@ -106,7 +106,7 @@ class Threads:
         )
         self.platform = platform
         given = {name: options.pop(name) for name in ("weights", "average") if name in options}
-        named = {"run": RUN} if before is None else {"resume": RUN}
+        named: dict[str, Any] = {"run": RUN} if before is None else {"resume": RUN}
 
         @contextlib.contextmanager
         def session(*_: Any, **__: Any) -> Iterator[Session]:
@@ -148,7 +148,7 @@ def alone(epochs: int = 1) -> Lora:
     for first in range(0, len(samples), 4):
         ids, target = map(torch.stack, zip(*samples[first : first + 4], strict=True))
         own.zero_grad()
-        loss(model(ids), target).backward()
+        loss(model(ids), target).backward()  # type: ignore[no-untyped-call]
         own.step()
     return model
 
@@ -240,7 +240,7 @@ def test_what_is_frozen_must_stay_so_when_a_run_goes_on(tmp_path: Path) -> None:
     threads.halted(made(), planned(2))
     thawed, colder = made(), made()
     thawed.embed.requires_grad_(True)
-    colder.blocks[1].inner.up.requires_grad_(False)
+    colder.blocks[1].get_submodule("inner.up").requires_grad_(False)
     message = "embed.weight is trainable, and was frozen in the run that is to go on"
     with pytest.raises(PlanError, match=message):
         threads.train(thawed, planned(2))

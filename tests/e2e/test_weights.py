@@ -292,7 +292,7 @@ def test_one_block_of_each_kind_is_timed_without_weights(tmp_path: Path) -> None
 class Scored(Model):
     """The model that computes its own loss."""
 
-    def forward(self, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:
+    def forward(self, ids: Tensor, labels: Tensor) -> dict[str, Tensor]:  # type: ignore[override]
         return {"loss": loss(super().forward(ids), labels)}
 
 

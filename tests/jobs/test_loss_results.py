@@ -1,7 +1,7 @@
 """What is trained of a loss is returned, written into the user's loss, validated with, continued and loaded."""
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 from unittest import mock
@@ -80,7 +80,7 @@ def script(model: nn.Module, loss: nn.Module, *, epochs: int) -> AveragedModel:
     return average
 
 
-def same(found: dict[str, Tensor], expected: dict[str, Any]) -> None:
+def same(found: Mapping[str, Tensor], expected: dict[str, Any]) -> None:
     assert found.keys() == expected.keys()
     for name, tensor in found.items():
         assert torch.allclose(tensor, expected[name], atol=1e-5), name

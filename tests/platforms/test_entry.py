@@ -133,7 +133,7 @@ def test_an_environment_is_loaded_before_its_first_function_or_as_far_as_there_i
         begun.set()
         assert may_load.wait(LONG_S)
 
-    monkeypatch.setattr("funcpipe.platforms.entry.importlib.import_module", load)
+    monkeypatch.setattr("importlib.import_module", load)
     late = entry.Environment(0.5)
     late.load_within(0.01)
     assert begun.wait(LONG_S)

@@ -9,7 +9,7 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -101,8 +101,8 @@ def job(message_deadline_s: float = DEADLINE_S / 3) -> Job:
 
 
 def run(
-    seed: int, fault: Fault, expected: dict[str, Tensor] | None, objects: Storage | None = None
-) -> tuple[Ending, dict[str, Tensor] | None]:
+    seed: int, fault: Fault, expected: Mapping[str, Tensor] | None, objects: Storage | None = None
+) -> tuple[Ending, Mapping[str, Tensor] | None]:
     """Train under `fault`: how that ended, and the tensors of the trained state, None after an error.
 
     `expected` holds the tensors of an undisturbed run; None while there is none. `objects` is an empty storage.
@@ -255,7 +255,7 @@ def _client_gone(storage: Any, platform: ThreadPlatform, draw: random.Random) ->
     return _resume(storage, platform, before=platform)
 
 
-def _equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> bool:
+def _equal(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> bool:
     return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
 
 

@@ -96,15 +96,15 @@ def test_a_template_s_stage_serves_runs_of_the_same_code_with_their_own_tensors(
     assert first.bundle_sha256 == second.bundle_sha256
     signed = signed_for_tests(storage)
     for spec in (first, second):
-        template = LoadedStage.read(first, signed)  # a process that is forked from it uses it once
+        template = LoadedStage.read(first, signed, base="")  # a process that is forked from it uses it once
         invoked = Invoked(template=template)
-        stage, _ = load_bundle(spec, signed, invoked)
-        fresh, _ = load_bundle(spec, signed, Invoked())
+        stage, _ = load_bundle(spec, signed, invoked, base="")
+        fresh, _ = load_bundle(spec, signed, Invoked(), base="")
         assert stage is template.stage
         assert StartPart.CODE.value not in invoked.start.times.parts
         expected = fresh.state_dict()
         assert all(torch.equal(expected[name], tensor) for name, tensor in stage.state_dict().items())
-    stage, _ = load_bundle(first, signed, Invoked(template="another thing"))
+    stage, _ = load_bundle(first, signed, Invoked(template="another thing"), base="")
     assert stage is not template.stage
 
 

@@ -5,7 +5,7 @@ Functions are threads, and the limit is reached when a test says so: whatever th
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 import torch
@@ -110,7 +110,7 @@ def train(
     faults: FaultTolerance = FAULTS,
     limits: RunLimits = NO_LIMITS,
     settings: RunSettings = NAMED,
-) -> dict[str, Tensor]:
+) -> Mapping[str, Tensor]:
     session = session_on(Site(platform, storage, "memory://"), reopen=platform.open)
     try:
         return launch(prepare(made, session, faults=faults, limits=limits, settings=settings)).state_dict()
