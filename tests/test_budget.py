@@ -26,15 +26,15 @@ ROOMS = {
     "analysis": Size(395, 6, 18),
     "api": Size(520, 8, 12),
     "cli": Size(2143, 13, 107),
-    "client": Size(4720, 51, 188),
+    "client": Size(4736, 51, 188),
     "comm": Size(1233, 23, 55),
-    "core": Size(3211, 131, 217),
+    "core": Size(3224, 131, 217),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),
     "model": Size(5742, 92, 234),
     "neighbours": Size(3743, 72, 196),
-    "partitioner": Size(5343, 70, 256),
+    "partitioner": Size(5347, 70, 257),
     "platforms": Size(6088, 100, 236),
     "profiler": Size(849, 10, 36),
     "runstate": Size(2510, 40, 130),
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 83_000, 82, 19
+MODULES, LINES, EXPORTED, VERBS = 591, 80_500, 82, 19
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

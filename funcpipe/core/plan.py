@@ -309,6 +309,25 @@ class Plan(Described, PlanBase):
         return self.replicas > 1 and self.wire_sync is Wire.INT8
 
     @property
+    def saved_values(self) -> tuple[float, float]:
+        """The number of values for a parameter in a checkpoint: from the first replica of a stage, which saves the
+        model, and from each other one, which saves what it alone has.
+
+        Replicas that train alone each save their own parameters besides, as they are in the middle of a round.
+        """
+        own = self.values_per_parameter - self.values_each(self.replicas)
+        divided = self.optimizer.values_each(self.replicas, sharded=self.divides_optimizer)
+        own += divided if self.is_sharded or self.trains_locally else 0
+        kept = self.kept_for_meetings(self.replicas)
+        if self.trains_locally:
+            own += 1
+        if self.is_sharded and self.trains_locally:
+            own += kept - 1 / self.replicas  # without the mean, which is made in a meeting
+            kept = 0
+        first = 1 + self.averaged + own + (0 if self.is_sharded or self.trains_locally else divided)
+        return first + max(kept - 1, 0), own
+
+    @property
     def merged_wire(self) -> Wire:
         """The wire format of the sums that a replica makes for others, or of the updated parameters in their place."""
         return Wire.FP32 if self.is_sharded else self.wire_sync

@@ -25,10 +25,9 @@ from funcpipe.core import Plan, PlatformSpec, Stores, StoreSpec
 from funcpipe.core.stores import AUTO
 from funcpipe.errors import Infeasible, InvalidValue, PlanError
 from funcpipe.partitioner import Policy
-from funcpipe.partitioner.cost.evaluate import check_objects, evaluate, plan_loads, plan_setting
-from funcpipe.partitioner.cost.formulas import parameter_copies
+from funcpipe.partitioner.cost.evaluate import check_objects, evaluate, plan_loads
 from funcpipe.partitioner.cost.pipeline import dollars
-from funcpipe.partitioner.cost.stores import link
+from funcpipe.partitioner.cost.stores import checkpoint_files, link
 from funcpipe.partitioner.problem.problem import Problem, report
 from funcpipe.partitioner.search.exact import explain_infeasible, search_below, time_limit
 from funcpipe.partitioner.search.incumbents import incumbents_for
@@ -221,10 +220,6 @@ def _in_best_of(problem: Problem, group: Sequence[Stores]) -> Problem:
     return with_graph_of(replace(problem, spec=other, stores=Stores(messages=messages, sums=best.name)), problem)
 
 
-FILE_BYTES = 64 << 20
-"""Of a file of a checkpoint, at most."""
-
-
 def store_choices(spec: PlatformSpec, asked: Stores) -> tuple[Stores, ...]:
     """The pairs of stores worth searching, with checkpoints in the default store; the default pair first if it is one.
 
@@ -317,13 +312,14 @@ def _moved(plan: Plan, problem: Problem, checkpoints: str) -> Plan:
 def checkpoint_usd(plan: Plan, problem: Problem, name: str) -> float:
     """Dollars for writing one checkpoint of all stages to the store `name`, time valued: all functions wait for it."""
     store, profile, spec = problem.spec.store(name), problem.profile, problem.spec
-    loads, setting = plan_loads(plan, profile, spec), plan_setting(plan, profile, spec)
-    gradients = 1  # a copy that is not saved
-    saved = (parameter_copies(setting) - gradients) * loads.parameter_bytes
-    savers = plan.replicas if plan.is_sharded else 1
-    up, _ = link(loads, store, len(plan.stages) * savers)
-    seconds = float((saved / up).max()) + 2 * store.latency_s  # the files side by side, then the manifest
-    puts = savers * sum(math.ceil(one / FILE_BYTES) + 1 for one in saved.tolist())
-    storage_usd = store.request_usd(puts, 0) + store.transfer_usd(savers * float(saved.sum()), 0.0)
+    loads, (first, each) = plan_loads(plan, profile, spec), plan.saved_values
+    whole = first * loads.parameter_bytes  # what is frozen lies in the base
+    others, part = plan.replicas - 1 if each else 0, each * loads.parameter_bytes
+    up, _ = link(loads, store, len(plan.stages) * (1 + others))
+    seconds = float((whole / up).max()) + 2 * store.latency_s  # the files side by side, then the manifest
+    puts = sum(checkpoint_files(one) + 1 for one in whole.tolist())
+    puts += others * sum(checkpoint_files(one) + 1 for one in part.tolist())
+    sent_bytes = float(whole.sum() + others * part.sum())
+    storage_usd = store.request_usd(puts, 0) + store.transfer_usd(sent_bytes, 0.0)
     worth_usd_s = plan.replicas * float(loads.price_usd_s.sum()) + problem.goal.time_value_usd_s
     return float(dollars(worth_usd_s, seconds, storage_usd))

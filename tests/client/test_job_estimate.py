@@ -104,6 +104,23 @@ def test_the_meetings_of_a_run_are_counted(sync_every: int | str, mean_s: float,
     found = estimate_job(local, JobShape(epochs=1, steps=10), faults=FaultTolerance(checkpoint_steps=10))
     assert found.training.seconds == pytest.approx((10 - meetings) * 8.0 + meetings * 16.0)
     assert found.training.functions_usd == pytest.approx(found.training.seconds * USD_S)
+    summing = estimate_job(plan(), JobShape(epochs=1, steps=10), faults=FaultTolerance(checkpoint_steps=10))
+    meeting_usd = 3 * 2 * (2 * SPEC.price_put_usd + 2 * 2.5 * SPEC.price_get_usd)  # of 3 stages and 2 replicas
+    more = meetings - (10e-6 if sync_every == "end" else 10 / sync_every)
+    assert found.training.requests_usd - summing.training.requests_usd == pytest.approx(more * meeting_usd)
+
+
+def test_replicas_that_train_alone_save_their_own_parameters_and_optimiser_besides() -> None:
+    """70 MB of parameters, the model's, a replica's own and two moments: 280 MB in five files, and 210 MB in four."""
+    stages = tuple(replace(stage, parameter_bytes=70_000_000) for stage in plan().stages)
+    local = replace(plan(), stages=stages, sync_every=4, estimate=replace(ITERATION, meeting_s=16.0))
+    shape, faults = JobShape(epochs=1, steps=100), FaultTolerance(checkpoint_steps=10)
+    found, alike = estimate_job(local, shape, faults=faults), expected()
+    saved_s = 280e6 / SIZE.upload_bytes_s + 2 * SPEC.latency_s
+    assert found.checkpoints.seconds == pytest.approx(10 * saved_s)
+    more = 3 * (5 + 4 - 4)  # files of a checkpoint, each of which is read back
+    more_usd = more * (SPEC.price_put_usd + 2 * SPEC.price_get_usd) + 3 * (SPEC.price_put_usd + SPEC.price_get_usd)
+    assert found.checkpoints.requests_usd - alike.checkpoints.requests_usd == pytest.approx(10 * more_usd)
 
 
 def test_each_store_has_its_own_prices() -> None:

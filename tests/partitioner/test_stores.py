@@ -9,6 +9,7 @@ import pytest
 from funcpipe.analysis.predict import predict
 from funcpipe.comm.collectives import pattern, transfers
 from funcpipe.core import (
+    OptimizerKind,
     Plan,
     PlatformSpec,
     ScheduleKind,
@@ -29,6 +30,7 @@ from funcpipe.partitioner.cost.stores import largest_shares, sync_bytes_each
 from funcpipe.partitioner.explain import explain, render
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.problem import Problem, StageChoice
+from funcpipe.partitioner.stores import checkpoint_usd
 from tests.partitioner.instances import MB, chain, platform, store
 
 AUTO = Stores.of("auto")
@@ -182,6 +184,21 @@ def test_checkpoints_go_only_where_they_last() -> None:
     assert plan.stores == Stores(checkpoints="near")
     with pytest.raises(InvalidValue, match="must be a store that keeps what it has acknowledged, got 'fast'"):
         optimize(profile, SPEC, replace(training, stores=Stores(checkpoints="fast")))
+
+
+def test_checkpoints_of_replicas_that_train_alone_have_a_part_of_each() -> None:
+    """For each parameter the first replica saves two values, the model and a momentum; of four replicas that train
+    alone it saves its own parameters besides, and so do the others, with their momentum.
+    """
+    profile = chain(5, 3, 7)
+    dear = replace(SPEC, stores=(replace(TWO[1], price_sent_usd_gb=1e6, price_put_usd=0.0),))
+    problem = Problem(profile=profile, spec=dear, training=TrainingSpec(global_batch=32))
+    alike = replace(mixed_plan(skips=0), optimizer=OptimizerKind.MOMENTUM, stores=Stores())
+    parameters, constants = profile.parameter_bytes(0, 5), sum(layer.constant_bytes for layer in profile.layers)
+    for changes, values in (({}, 2), ({"shard_optimizer": True}, 2), ({"sync_every": 4}, 3 + 3 * 2)):
+        plan = replace(alike, **changes)  # type: ignore[arg-type]
+        sent_usd = (values * parameters + constants) / 2**30 * 1e6
+        assert checkpoint_usd(plan, problem, "near") == pytest.approx(sent_usd, rel=1e-3)
 
 
 def test_no_plan_for_want_of_room_in_a_store_names_the_store() -> None:

@@ -28,6 +28,7 @@ from funcpipe.core.texts import time_text
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost.evaluate import hand_over_time_s, size_of
 from funcpipe.partitioner.cost.loads import meeting_share
+from funcpipe.partitioner.cost.stores import checkpoint_files, sync_bytes_each, sync_requests
 from funcpipe.platforms.catalog import load_spec, planned_spec
 from funcpipe.worker.checkpoint_manager import CheckpointInterval
 
@@ -99,11 +100,11 @@ class _JobCosts:
         self._prices, self._functions = prices, functions
         self._sizes = [size_of(stage.size, prices) for stage in plan.stages]
         self._usd_s = sum(prices_of(plan, prices).function_usd_s) * plan.replicas
-        values = replace(plan, averaged=shape.averaged).values_each(plan.replicas)
+        first_values, self._other_values = replace(plan, averaged=shape.averaged).saved_values
         self._parameter_bytes = list(self._parameters())
         constants = [stage.constant_bytes or 0 for stage in plan.stages]  # which no checkpoint holds
         self._read_bytes = [own + other for own, other in zip(self._parameter_bytes, constants, strict=True)]
-        self._saved_bytes = [held_bytes * (1 + values) for held_bytes in self._parameter_bytes]
+        self._saved_bytes = [held_bytes * first_values for held_bytes in self._parameter_bytes]
         self._save_s = self._slowest_s(self._saved_bytes, up=True) + 2 * prices.store(plan.stores.checkpoints).latency_s
         pause_s = self._slowest_s(self._saved_bytes, up=True) + self._slowest_s(self._saved_bytes, up=False)
         self._pause_s = hand_over_time_s(pause_s, prices.latency_s)
@@ -178,25 +179,40 @@ class _JobCosts:
         for item in iteration.stores:
             requests = item.puts, more * item.gets, _EMPTY_GETS * item.gets
             each_usd += spec.store(item.store).request_usd(*requests) + item.transfer_usd
-        seconds = steps * self._step_s + self._more_meetings_s()
-        return JobItem(count=steps, seconds=seconds, functions_usd=seconds * self._usd_s, requests_usd=steps * each_usd)
+        more_s, more_usd = self._more_meetings()
+        seconds, usd = steps * self._step_s + more_s, steps * each_usd + more_usd
+        return JobItem(count=steps, seconds=seconds, functions_usd=seconds * self._usd_s, requests_usd=usd)
 
-    def _more_meetings_s(self) -> float:
-        """Seconds of meetings of replicas that train alone, beyond those that are in the mean of the steps: the last
-        round of a run may be a short one.
+    def _more_meetings(self) -> tuple[float, float]:
+        """Seconds of meetings of replicas that train alone, and dollars of their requests, beyond those that are in the
+        mean of the steps: the last round of a run may be a short one.
         """
         plan, steps, met_s = self._plan, self._shape.steps, self._iteration.meeting_s
         if met_s is None:
-            return 0.0
+            return 0.0, 0.0
         every, fragments = plan.sync_every, plan.sync_fragments
         share = meeting_share(every, plan.replicas, fragments)
         if share == 1:
-            return 0.0
+            return 0.0, 0.0
         meetings = min(fragments, steps)  # with the last step
         if not isinstance(every, str):
             shifts = [shift_of(fragment, sync_every=every, fragments=fragments) for fragment in range(fragments)]
             meetings += sum(len(range(shift or every, steps, every)) for shift in shifts)
-        return (meetings - share * steps) * (met_s - self._step_s) / (1 - share)
+        more = meetings - share * steps
+        return more * (met_s - self._step_s) / (1 - share), more * self._meeting_usd()
+
+    def _meeting_usd(self) -> float:
+        """Dollars of the requests and bytes in which the replicas of all stages meet once, tied parameters aside."""
+        plan, usd = self._plan, 0.0
+        store = self._prices.store(plan.stores.sums)
+        for way, held_bytes in zip(plan.ways, self._parameter_bytes, strict=True):
+            met_bytes = held_bytes / plan.sync_fragments
+            puts, gets = sync_requests(way, plan.replicas)
+            size, sums = plan.wire_sync.ratio * met_bytes, plan.merged_wire.ratio * met_bytes
+            sent, received = sync_bytes_each(way.sync, plan.replicas, size, sums)
+            usd += store.request_usd(puts, (1 + _EMPTY_GETS) * gets, _EMPTY_GETS * gets)
+            usd += plan.replicas * store.transfer_usd(sent, received)
+        return usd
 
     def _validation(self) -> JobItem:
         """Steps that only run forwards: half of the messages, and no sums of gradients."""
@@ -233,13 +249,16 @@ class _JobCosts:
         return interval.steps()
 
     def _checkpoints(self) -> JobItem:
-        """The checkpoints that are due, and the last one of all stages."""
+        """The checkpoints that are due, and the last one of all stages: the first replica of each saves the model, the
+        others what they alone have.
+        """
         plan, spec = self._plan, self._prices
         count = (self._shape.steps - 1) // self._checkpoint_steps + 1 if self._shape.steps else 0
-        store, every = spec.store(plan.stores.checkpoints), plan.is_sharded or plan.feeds_back or plan.trains_locally
-        savers, share = (plan.workers, plan.replicas) if every else (len(plan.stages), 1)
-        files = self._files() * share
-        saved_usd = store.transfer_usd(share * sum(self._saved_bytes), 0.0)
+        store, others = spec.store(plan.stores.checkpoints), plan.replicas - 1 if self._other_values else 0
+        parts = [held_bytes * self._other_values for held_bytes in self._parameter_bytes]
+        savers = len(plan.stages) * (1 + others)
+        files = self._files() + others * sum(map(checkpoint_files, parts))
+        saved_usd = store.transfer_usd(sum(self._saved_bytes) + others * sum(parts), 0.0)
         saved_usd += store.request_usd(puts=files + savers, gets=2 * files + savers, empty_gets=0)
         marked_usd = plan.workers * spec.request_usd(puts=1 + 2.5, gets=3, empty_gets=1)  # a list costs what a put does
         seconds, usd = count * self._save_s, count * (saved_usd + marked_usd)
@@ -267,8 +286,8 @@ class _JobCosts:
         )
 
     def _files(self) -> int:
-        """The files of one checkpoint of all stages."""
-        return sum(max(1, math.ceil(saved / (64 << 20))) for saved in self._saved_bytes)
+        """The files of one checkpoint of all stages, each by its first replica."""
+        return sum(map(checkpoint_files, self._saved_bytes))
 
     def _watching_usd(self, total_s: float) -> float:
         """Dollars of one worker's heartbeats, its polls for orders, and its checks of its lease before writes."""

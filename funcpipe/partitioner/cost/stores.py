@@ -10,6 +10,7 @@ of the sums, 90.
 (120.0, 180.0)
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -279,6 +280,15 @@ def largest_shares(way: SyncWay, replicas: int) -> tuple[float, float]:
     readers = -(-(replicas - 1) // raw_objects(replicas, cut_as))
     merged = min(cut_as.merged, cut_as.rounds)
     return readers / (replicas * cut_as.rounds), -(-cut_as.rounds // merged) / (replicas * cut_as.rounds)
+
+
+FILE_BYTES = 64 << 20
+"""Of a file of a checkpoint, at most."""
+
+
+def checkpoint_files(saved_bytes: float) -> int:
+    """The files in which one replica of a stage saves so much (`runstate/checkpoints.py`)."""
+    return max(1, math.ceil(saved_bytes / FILE_BYTES))
 
 
 def store_estimates(
