@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from funcpipe.core import Recompute, Sync, TiedParameter, Wire
+from funcpipe.core import MB, Recompute, Sync, TiedParameter, Wire
 from funcpipe.errors import Infeasible, InvalidValue
 from funcpipe.partitioner.baselines import hybridps
 from funcpipe.partitioner.cost.evaluate import plan_loads
@@ -12,6 +12,8 @@ from funcpipe.partitioner.explain import explain, render
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import exact
+from funcpipe.partitioner.search.exhaustive import exhaustive
+from tests.partitioner.instances import chain, platform
 from tests.partitioner.oracles import optima
 from tests.partitioner.problems import ADAM, PROFILE, SPEC, tied
 
@@ -49,6 +51,19 @@ def test_stages_that_share_parameters_are_no_choice() -> None:
         assert found.solver
         assert found.solver.objective == pytest.approx(optima(f"tied, divided {sharded}").objective, rel=1e-9)
         assert bool(plan_loads(found, problem.profile, SPEC).ties.upload_objects.any()) == (not sharded)
+
+
+def test_replicas_that_train_alone_divide_what_they_keep_of_shared_parameters_too() -> None:
+    """Their optimisers are whole, so stages that share parameters are a choice, and the best one here."""
+    tie = TiedParameter(name="tied", layers=(0, 2), parameter_bytes=MB)
+    profile = replace(chain(3, 1, 7), ties=(tie,))
+    training = replace(SHARDED, replicas=(2,), time_value=3000.0, sync=Sync.PIPELINED, sync_every=4, global_batch=16)
+    problem = Problem(profile=profile, spec=platform(1, shared_bytes_s=None), training=training)
+    found, expected = exact(problem).solver, exhaustive(problem).solver
+    assert found is not None
+    assert expected is not None
+    assert found.objective == pytest.approx(expected.objective, rel=1e-9)
+    assert plan_loads(exact(problem), profile, problem.spec).ties.upload_objects.any()
 
 
 def test_shared_parameters_that_cannot_stay_together_are_named() -> None:

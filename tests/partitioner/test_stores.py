@@ -196,7 +196,7 @@ def test_checkpoints_of_replicas_that_train_alone_have_a_part_of_each() -> None:
     alike = replace(mixed_plan(skips=0), optimizer=OptimizerKind.MOMENTUM, stores=Stores())
     parameters, constants = profile.parameter_bytes(0, 5), sum(layer.constant_bytes for layer in profile.layers)
     for changes, values in (({}, 2), ({"shard_optimizer": True}, 2), ({"sync_every": 4}, 3 + 3 * 2)):
-        plan = replace(alike, **changes)  # type: ignore[arg-type]
+        plan = replace(alike, **changes)
         sent_usd = (values * parameters + constants) / 2**30 * 1e6
         assert checkpoint_usd(plan, problem, "near") == pytest.approx(sent_usd, rel=1e-3)
 

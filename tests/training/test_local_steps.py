@@ -187,20 +187,26 @@ def test_each_replica_clips_by_its_own_norm_and_steps_its_own_schedule(replicas:
 
 
 @pytest.mark.parametrize(
-    ("wire", "fragments", "delay"), [(Wire.FP32, 1, 0), (Wire.INT8, 1, 0), (Wire.FP32, 2, 0), (Wire.FP32, 1, 1)]
+    ("wire", "changed"),
+    [
+        (Wire.FP32, {}),
+        (Wire.INT8, {}),
+        (Wire.FP32, {"sync_fragments": 2}),
+        (Wire.FP32, {"sync_delay": 1}),
+        (Wire.FP32, {"shard_optimizer": True}),
+    ],
 )
-def test_copies_of_tied_parameters_stay_equal_though_one_stage_sums_them(
-    wire: Wire, fragments: int, delay: int
-) -> None:
+def test_copies_of_tied_parameters_stay_equal_though_one_stage_sums_them(wire: Wire, changed: dict[str, Any]) -> None:
     """In a step, tied parameters sum over the stages of their replica; where replicas meet, their first holder does.
 
-    They are in the first fragment of all stages that hold them.
+    They are in the first fragment of all stages that hold them. If replicas divide the outer step, those of the first
+    holder's stage update a part each, which goes to the other holders.
     """
     torch.manual_seed(4)
     made = test_ties.TiedThrice().double() if wire is Wire.FP32 else test_ties.TiedThrice()
     ids = torch.zeros(2, 3, dtype=torch.long)
     plan = even_plan(made, (ids,), stages=3, replicas=2, micro_batch=2, micro_batches=2, wire_sync=wire)
-    plan = replace(plan, sync_every=2, outer_lr=0.8, outer_momentum=0.6, sync_fragments=fragments, sync_delay=delay)
+    plan = replace(plan, sync_every=2, outer_lr=0.8, outer_momentum=0.6, **changed)
     job = make_job(
         copy.deepcopy(made), plan, test_ties.data, loss=test_ties.loss, optimizer=momentum, clip_grad_norm=1.0
     )

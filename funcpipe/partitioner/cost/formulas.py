@@ -238,8 +238,9 @@ def joint_memory_bytes(loads: Loads, setting: Setting) -> Array:
 
 def admitted(loads: Loads, setting: Setting) -> BoolArray:
     """Which stages are possible at all: objects must fit their stores, and a stage that shares parameters with others
-    cannot divide its optimiser.
+    cannot divide its optimiser, though it can divide what replicas that train alone keep for meetings.
     """
-    possible: BoolArray = ~(setting.sharded & (loads.ties.upload_objects > 0)) & objects_fit(loads, setting)
+    divides = setting.sharded and not setting.alone
+    possible: BoolArray = ~(divides & (loads.ties.upload_objects > 0)) & objects_fit(loads, setting)
     possible &= any_way_fits(loads, setting)
     return possible

@@ -181,7 +181,8 @@ class Setting:
 
     `values_per_parameter` is what each function keeps for the optimiser. `gradient_wire_ratio` is the wire ratio of the
     gradients that stages return, where it differs from that of activations, `sync_wire_ratio` that of the gradients
-    that replicas sum. Where the optimiser is `sharded` over replicas, no stage may share parameters with another one.
+    that replicas sum. Where the optimiser is `sharded` over replicas, no stage may share parameters with another one,
+    unless replicas train alone: then it is what they keep for meetings that is divided.
     `data` is None where loading was not measured. `stores` are those of the platform that the plan uses. `joint_bytes`
     is what outputs and targets of a micro-batch take, where the loss is computed for the whole global batch; else None.
 

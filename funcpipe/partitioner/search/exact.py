@@ -92,7 +92,7 @@ def explain_infeasible(problem: Problem) -> Infeasible:
     pins = _pins_in_the_way(unlimited)
     if pins:
         return Infeasible(f"no plan follows all pins; without {' or without '.join(pins)} there are plans")
-    if problem.training.shard_optimizer:
+    if problem.training.shard_optimizer and not problem.training.trains_locally:
         plain = replace(unlimited, training=replace(unlimited.training, shard_optimizer=False))
         if _fastest(plain) is not None:
             return Infeasible(
