@@ -205,8 +205,8 @@ def _left_open(stream: TextIO) -> Iterator[TextIO]:
 def _set_levels(text: str) -> None:
     levels = read_levels(text)
     for name, logger in list(logging.root.manager.loggerDict.items()):
-        if name.startswith(f"{_ROOT}.") and isinstance(logger, logging.Logger):
-            logger.setLevel(logging.NOTSET)
+        if name.startswith(f"{_ROOT}.") and isinstance(logger, logging.Logger) and logger.level:
+            logger.setLevel(logging.NOTSET)  # which empties a cache of every logger that there is
     for name, level in {_ROOT: logging.WARNING, **levels}.items():
         logging.getLogger(name).setLevel(level)
 
