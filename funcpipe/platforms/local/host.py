@@ -24,7 +24,7 @@ from typing import Any, ClassVar
 from funcpipe.core import PlatformSpec, WatchSpec, from_text, to_text
 from funcpipe.core.json_form import to_plain
 from funcpipe.core.process import ENDING
-from funcpipe.core.start import Readiness
+from funcpipe.core.start import Readiness, StartPart
 from funcpipe.errors import InvalidValue, PlatformError
 from funcpipe.platforms.base import Handle, Invoked, StartClock, State, Status
 from funcpipe.platforms.local.function import fork, kill, status_of
@@ -244,7 +244,8 @@ class LocalHost(Host[_Function]):
             return
         init_s = function_limits.impose()
         payload = function_limits.payload(payload)
-        self._entry(payload, *([Invoked(init_s=init_s)] if init_s else []))
+        clock = StartClock(parts={StartPart.INTERPRETER: init_s})
+        self._entry(payload, *([Invoked(init_s=init_s, start=clock)] if init_s else []))
 
     def _begin(self, request: Request, pipes: Sequence[int], loaded: object) -> None:
         """Turn a process that a template has forked into a function."""

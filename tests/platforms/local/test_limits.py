@@ -14,6 +14,7 @@ import pytest
 
 from funcpipe.core import MB, FunctionSize, PlatformSpec, WorkerSpec
 from funcpipe.errors import PlanError, PlatformError
+from funcpipe.core.json_form import to_plain
 from funcpipe.platforms.base import Cause, Invoked, State, Status
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.local.limits import PERIOD_US, Groups, ImposedLimits
@@ -55,7 +56,9 @@ def burn(payload: str) -> None:
 
 def tell(payload: str, invoked: Invoked | None = None) -> None:
     told = json.loads(payload)
-    Path(told["run"]).write_text(json.dumps(told | {"init_s": 0.0 if invoked is None else invoked.init_s}))
+    if invoked is not None:
+        told |= {"init_s": invoked.init_s, "start": to_plain(invoked.start.times)}
+    Path(told["run"]).write_text(json.dumps(told))
 
 
 def spec(**changes: object) -> PlatformSpec:
@@ -120,6 +123,7 @@ def test_a_function_sees_its_storage_over_its_link_and_starts_cold(tmp_path: Pat
     told = json.loads((tmp_path / "said").read_text())
     assert told["storage"] == link.on(tmp_path.as_uri())
     assert told["init_s"] == 0.3  # which is billed
+    assert (told["start"]["readiness"], told["start"]["parts"]) == ("cold", {"interpreter": 0.3})
 
 
 def test_a_payload_that_is_too_large_is_refused_before_a_function_starts(tmp_path: Path) -> None:
