@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from funcpipe.core import MB, FunctionSize, PlatformSpec, WorkerSpec
-from funcpipe.errors import PlanError, PlatformError
 from funcpipe.core.json_form import to_plain
+from funcpipe.errors import PlanError, PlatformError
 from funcpipe.platforms.base import Cause, Invoked, State, Status
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.local.limits import PERIOD_US, Groups, ImposedLimits
