@@ -35,7 +35,7 @@ ROOMS = {
     "model": Size(5742, 92, 234),
     "neighbours": Size(3743, 72, 196),
     "partitioner": Size(5348, 70, 257),
-    "platforms": Size(6088, 100, 236),
+    "platforms": Size(6089, 100, 236),
     "profiler": Size(849, 10, 36),
     "runstate": Size(2510, 40, 130),
     "scheduler": Size(1395, 27, 47),

@@ -8,6 +8,7 @@ from funcpipe.neighbours.parameter_server.function_connection import FunctionMes
 from funcpipe.platforms.function_group import StartedFunction
 
 FORMATS = {
+    "Base": "funcpipe.base/1",
     "Events": "funcpipe.events/1",
     "Bill": "funcpipe.bill/1",
     "Comparison": "funcpipe.comparison/1",

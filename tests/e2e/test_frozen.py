@@ -240,7 +240,7 @@ def test_what_is_frozen_must_stay_so_when_a_run_goes_on(tmp_path: Path) -> None:
     threads.halted(made(), planned(2))
     thawed, colder = made(), made()
     thawed.embed.requires_grad_(True)
-    colder.blocks[1].get_submodule("inner.up").requires_grad_(False)
+    colder.get_submodule("blocks.1.inner.up").requires_grad_(False)
     message = "embed.weight is trainable, and was frozen in the run that is to go on"
     with pytest.raises(PlanError, match=message):
         threads.train(thawed, planned(2))
