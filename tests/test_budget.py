@@ -26,9 +26,9 @@ ROOMS = {
     "analysis": Size(395, 6, 18),
     "api": Size(520, 8, 12),
     "cli": Size(2143, 13, 107),
-    "client": Size(4736, 51, 188),
+    "client": Size(4734, 51, 188),
     "comm": Size(1233, 23, 55),
-    "core": Size(3224, 131, 217),
+    "core": Size(3234, 131, 217),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),
@@ -37,13 +37,13 @@ ROOMS = {
     "partitioner": Size(5348, 70, 257),
     "platforms": Size(6089, 100, 236),
     "profiler": Size(849, 10, 36),
-    "runstate": Size(2510, 40, 130),
+    "runstate": Size(2513, 40, 130),
     "scheduler": Size(1395, 27, 47),
     "show": Size(1688, 11, 95),
-    "sweep": Size(1190, 23, 23),
+    "sweep": Size(1191, 23, 23),
     "testing": Size(723, 18, 21),
     "training": Size(5612, 104, 197),
-    "worker": Size(2314, 37, 48),
+    "worker": Size(2315, 37, 48),
 }
 """The budget of each folder of `funcpipe`."""
 

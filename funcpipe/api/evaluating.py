@@ -136,7 +136,7 @@ class Evaluating(Predicting):
                     metrics=metrics,
                     blocks=tuple({*self._blocks, *chosen.blocks}),
                     precision=self._recipe.precision,
-                    monitor=Monitor(keep_best=False),
+                    monitor=Monitor(keep_best=0),
                     keep_outputs=loss is None,
                 )
             job = Job(

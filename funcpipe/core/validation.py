@@ -33,18 +33,19 @@ class Monitor:
     """The value that decides which validation is best, and after how many worse ones the run ends.
 
     A validation is better than the best one if its value differs by more than `min_delta`. After `patience`
-    validations in a row that are not, the run ends; None is never. With `keep_best` the model of the best one is kept.
+    validations in a row that are not, the run ends; None is never. The models of the `keep_best` best ones are kept.
     """
 
     name: str = LOSS
     mode: MonitorMode = MonitorMode.MIN
     patience: int | None = None
     min_delta: float = 0.0
-    keep_best: bool = True
+    keep_best: int = 1
 
     def __post_init__(self) -> None:
         checks.at_least("min_delta", self.min_delta, 0)
         checks.all_at_least(self, 1, "patience")
+        checks.whole("keep_best", self.keep_best, 0)
 
     def is_better(self, value: float, best: float | None) -> bool:
         """Return True if `value` beats `best`; NaN beats nothing, and is beaten by any number."""
@@ -54,13 +55,20 @@ class Monitor:
             return True
         return (best - value if self.mode is MonitorMode.MIN else value - best) > self.min_delta
 
+    def ranked(self, values: Mapping[int, float], best_step: int | None) -> list[int]:
+        """Return the steps of `values` whose models are kept: the best one first, then the others by their values."""
+        sign = 1 if self.mode is MonitorMode.MIN else -1
+        numbers = {step: value for step, value in values.items() if not math.isnan(value)}
+        return sorted(numbers, key=lambda step: (step != best_step, sign * numbers[step], step))[: self.keep_best]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ValidationReport:
     """The result of a validation after `step` steps: the mean loss as `val_loss`, and each metric by its name.
 
     `best_step` is the step of the best validation so far, with the monitored value `best_value`, None while there has
-    been no number; `waited` validations since were no better. With `stop` the run ends here.
+    been no number; `waited` validations since were no better. With `stop` the run ends here. `best_steps` are those
+    whose models are kept, the best one first, and `best_values` the monitored values there.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.validation/1"
@@ -72,6 +80,8 @@ class ValidationReport:
     best_value: float | None = None
     waited: int = 0
     stop: bool = False
+    best_steps: tuple[int, ...] = ()
+    best_values: tuple[float, ...] = ()
 
     def ends(self, first_step: int) -> bool:
         """Return True if functions that began after `first_step` steps end here: not where an earlier run has ended."""
@@ -83,18 +93,22 @@ def next_report(
 ) -> ValidationReport:
     """Return the report of a validation that follows the one `before`: a function of these alone, so that all agree."""
     value = values.get(monitor.name, math.nan)  # which a model that only predicts lacks
-    best = None if before is None else before.best_value
-    if monitor.is_better(value, best):
-        return ValidationReport(step=step, samples=samples, values=values, best_step=step, best_value=value)
-    waited = 1 if before is None or before.stop else before.waited + 1  # a run that ended early and goes on waits anew
+    before = before or ValidationReport(step=0, samples=0, values={})
+    best_step, best_value, waited = before.best_step, before.best_value, 1 + before.waited * (not before.stop)
+    if monitor.is_better(value, best_value):
+        best_step, best_value, waited = step, value, 0
+    known = dict(zip(before.best_steps, before.best_values, strict=True)) | {step: value}
+    kept = monitor.ranked(known, best_step)
     return ValidationReport(
         step=step,
         samples=samples,
         values=values,
-        best_step=None if before is None else before.best_step,
-        best_value=best,
-        waited=waited,
+        best_step=best_step,
+        best_value=best_value,
+        waited=waited,  # a run that ended early and goes on waits anew
         stop=monitor.patience is not None and waited >= monitor.patience,
+        best_steps=tuple(kept),
+        best_values=tuple(known[each] for each in kept),
     )
 
 
@@ -112,7 +126,7 @@ class Validation:
         mode: Less is better ("min"), or more ("max").
         patience: After so many validations without a better one the run ends.
         min_delta: A validation is better if it is better by so much.
-        keep_best: Keep the model of the best validation.
+        keep_best: Keep the models of so many validations, the best ones; 0 or False keeps none.
     """
 
     data: Any
@@ -123,7 +137,7 @@ class Validation:
     mode: MonitorMode | str = MonitorMode.MIN
     patience: int | None = None
     min_delta: float = 0.0
-    keep_best: bool = True
+    keep_best: int = 1
 
     def __post_init__(self) -> None:
         if self.every_steps is not None and self.every_epochs is not None:
@@ -147,7 +161,7 @@ class Validation:
             mode=MonitorMode(self.mode),
             patience=self.patience,
             min_delta=self.min_delta,
-            keep_best=self.keep_best,
+            keep_best=int(self.keep_best),
         )
 
     def interval(self, steps_per_epoch: int) -> int:

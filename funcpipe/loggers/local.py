@@ -195,8 +195,9 @@ class CheckpointFiles(Callback):
     """A callback that writes the model into `folder` as the run goes on: RUN-STEP.pt, for `load_state_dict`.
 
     A file is written of a checkpoint that is at least `every_steps` steps newer than the last file, and of the result.
-    With `keep`, only so many of these stay, the newest ones. Where the model of the best validation was kept, it is
-    written at the end as RUN-best.pt. How often a run saves is `FaultTolerance.checkpoint_steps`.
+    With `keep`, only so many of these stay, the newest ones. The models of the best validations are written at the
+    end: RUN-best.pt, and with `Validation(keep_best=3)` RUN-best-2.pt and RUN-best-3.pt. How often a run saves is
+    `FaultTolerance.checkpoint_steps`.
     """
 
     def __init__(self, folder: str | os.PathLike[str], *, every_steps: int = 1, keep: int | None = None) -> None:
@@ -220,8 +221,8 @@ class CheckpointFiles(Callback):
     def on_end(self, result: RunResult) -> None:
         """Write the result, under the number of its last step, and the best model."""
         self._write(self._steps, result.state_dict())
-        if result.best is not None:
-            self._save(result.best_state_dict(), "best")
+        for place, step in enumerate(result.best_models, 1):
+            self._save(result.best_state_dict(step), "best" if place == 1 else f"best-{place}")
 
     def on_step(self, progress: Progress) -> None:
         """Count."""

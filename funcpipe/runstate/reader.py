@@ -255,20 +255,21 @@ class RunReader:
         checkpoints = Checkpoints(self.storage, self.keys)
         return merge_stages([unshard(checkpoints.load_combined(stage, own)) for stage, own in enumerate(manifests)])
 
-    def best(self, validations: Sequence[ValidationReport]) -> "StageState | None":
-        """Return the best model of these `validations`, if all of its stages are kept."""
+    def best_models(self, validations: Sequence[ValidationReport]) -> "dict[int, StageState]":
+        """Return the models of the best of these `validations` by their steps, as far as all of their stages are kept.
+
+        The best one comes first.
+        """
         from funcpipe.runstate.validations import BestModel
         from funcpipe.training.state import merge_stages
 
-        step, model = (
-            validations[-1].best_step if validations else None,
-            BestModel(self.storage, ValidationKeys.of(self.record)),
-        )
-        if step is None:
-            return None
-        states = [model.load(stage, step) for stage in range(len(self.record.plan.stages))]
-        found = [state for state in states if state is not None]
-        return merge_stages(found) if len(found) == len(states) else None
+        kept, models = BestModel(self.storage, ValidationKeys.of(self.record)), {}
+        for step in validations[-1].best_steps if validations else ():
+            states = [kept.load(stage, step) for stage in range(len(self.record.plan.stages))]
+            found = [state for state in states if state is not None]
+            if len(found) == len(states):
+                models[step] = merge_stages(found)
+        return models
 
     def events(self) -> tuple[list[Event], dict[int, int]]:
         """Return the events of the last steps, by their functions' clocks, and the samples of each step.

@@ -28,9 +28,9 @@ class ResumePoint:
 
     `state` is None if nothing was saved, so that training starts from the beginning. Where replicas train alone, it is
     that of the first of `replicas`, which are there only if the run is to go on (`with_replicas`). The losses are those
-    of the steps from `began_step` on, where the run has begun. `validations` are those before `step`, whose `best`
-    model is None if it was not kept. With `stopped`, the run has ended early there, after the last of them.
-    `learning_rates` are those of the newest generation's steps, as far as they were reported.
+    of the steps from `began_step` on, where the run has begun. `validations` are those before `step`, and
+    `best_models` those of the best of them that were kept. With `stopped`, the run has ended early there, after the
+    last of them. `learning_rates` are those of the newest generation's steps, as far as they were reported.
     """
 
     keys: Keys
@@ -41,7 +41,7 @@ class ResumePoint:
     skipped_steps: tuple[int, ...] = ()
     learning_rates: Mapping[int, float] = field(default_factory=dict)
     validations: tuple[ValidationReport, ...] = ()
-    best: StageState | None = None
+    best_models: Mapping[int, StageState] = field(default_factory=dict)
     stopped: bool = False
     replicas: tuple[StageState, ...] = ()
 
@@ -83,7 +83,7 @@ def load_resume_point(storage: Storage, record: RunRecord, *, from_start: bool =
             skipped_steps=history.skipped_steps,
             learning_rates=history.learning_rates,
             validations=validations,
-            best=reader.best(validations),
+            best_models=reader.best_models(validations),
             stopped=stopped,
         )
     if finished is not None:

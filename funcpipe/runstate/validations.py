@@ -1,10 +1,11 @@
-"""Objects of validations in storage besides their reports: the parts of what was measured, and the best model.
+"""Objects of validations in storage besides their reports: the parts of what was measured, and the best models.
 
 A part says that its batch is done in all stages of its replica: the batch's messages will not be read again, and an
 attempt that repeats a validation begins after it.
 """
 
 import contextlib
+from collections.abc import Collection
 
 from funcpipe.comm import codec
 from funcpipe.errors import CorruptMessage, KeyExists
@@ -35,7 +36,7 @@ def get_part(storage: Storage, key: str) -> Part:
 
 
 class BestModel:
-    """The checkpoints of the best model of one generation, stage by stage."""
+    """The checkpoints of the best models of one generation, stage by stage."""
 
     def __init__(self, storage: Storage, keys: ValidationKeys) -> None:
         self._storage = storage
@@ -47,10 +48,11 @@ class BestModel:
         if self._name(stage, step) is None:
             self._checkpoints.save(stage, step, model_of(state), writer=writer)
 
-    def delete_before(self, stage: int, step: int) -> None:
-        """Delete what was the best before `step`."""
+    def delete_others(self, stage: int, steps: Collection[int]) -> None:
+        """Delete the models after other steps than these, up to the last of them."""
         prefix = self._keys.checkpoint(stage, "0").removesuffix("0")
-        outdated = [key for key in self._storage.list(prefix) if int(key.removeprefix(prefix)[:8]) < step]
+        found = {key: int(key.removeprefix(prefix)[:8]) for key in self._storage.list(prefix)}
+        outdated = [key for key, step in found.items() if step < max(steps) and step not in steps]
         self._storage.delete_many(sorted(outdated, key=lambda key: not key.endswith(".json")))
 
     def load(self, stage: int, step: int) -> StageState | None:

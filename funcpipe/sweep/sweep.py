@@ -331,9 +331,10 @@ class _Opened:
         made = self._sweep._made(self._study.again(frozen))
         model = made.pipe.model if isinstance(made, Candidate) else made.model
         reader = RunReader.newest(self._owner.parts, trial.run)
-        best, learned = reader.best((*reader.record.validations, *reader.validations)), reader.model(max(reader.saved))
+        best = reader.best_models((*reader.record.validations, *reader.validations))
+        learned = reader.model(max(reader.saved))
         base = StateDict(reader.base.state_readers(opening(self._owner.parts, open_storage)))
-        tensors = base.replaced(learned.state_dict()).replaced({} if best is None else best.state_dict())
+        tensors = base.replaced(learned.state_dict()).replaced(next((one.state_dict() for one in best.values()), {}))
         write_trained(model, tensors, learned.attributes(), learned)
         return model
 

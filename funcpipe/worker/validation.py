@@ -210,11 +210,11 @@ class Validator:
         return report
 
     def keep_best(self, report: ValidationReport, state: Callable[[], StageState]) -> None:
-        """Keep the stage's `state` if `report` is that of the best validation; what was the best before goes.
+        """Keep the stage's `state` if the validation of `report` is among the best; what no longer is goes.
 
-        A model stays as long as the run may be resumed at a step at which it is the best.
+        A model stays as long as the run may be resumed at a step at which it is among the best.
         """
-        if self._spec.replica or not self._evaluation.monitor.keep_best or report.best_step != report.step:
+        if self._spec.replica or report.step not in report.best_steps:
             return
         best = BestModel(self._storage, self._keys)
         writer = f"{self._spec.worker}.a{self._spec.attempt:08d}"
@@ -222,9 +222,12 @@ class Validator:
         plan = self._spec.plan
         index = Checkpoints(self._storage, self._keys, first_step=self._spec.first_step).index()
         until = index.common_step(len(plan.stages), plan.replicas)
-        bests = [one.step for one in load_reports(self._storage, self._keys) if one.best_step == one.step < until]
-        if bests:
-            best.delete_before(self._spec.stage, max(bests))
+        known = [] if self._spec.validated is None else [self._spec.validated]
+        reports = [*known, *load_reports(self._storage, self._keys)]
+        first = max((one.step for one in reports if one.step < until), default=0)
+        best.delete_others(
+            self._spec.stage, {step for one in reports if one.step >= first for step in one.best_steps} | {report.step}
+        )
 
     def _validate(self, step: int, leave: Leave) -> ValidationReport:
         spec, own = self._spec, worker_name(self._last, self._spec.replica)

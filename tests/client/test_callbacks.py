@@ -233,10 +233,12 @@ def test_files_are_written_of_checkpoints_that_are_far_enough_apart_and_of_the_r
     assert names == [f"{RUN}-00000002.pt", f"{RUN}-00000004.pt"]
     assert torch.load(tmp_path / "models" / names[1]) == {"w": torch.tensor([4])}
     files.on_step(progress_of(5))
-    files.on_end(dataclasses.replace(result, best={name: tensor + 1 for name, tensor in result.tensors.items()}))
-    best = torch.load(tmp_path / "models" / f"{RUN}-best.pt")
-    assert all(torch.equal(best[name], tensor + 1) for name, tensor in result.tensors.items())
-    (tmp_path / "models" / f"{RUN}-best.pt").unlink()
+    models = {step: {name: tensor + step for name, tensor in result.tensors.items()} for step in (4, 2, 3)}
+    files.on_end(dataclasses.replace(result, best_models=models))
+    for name, step in ("best", 4), ("best-2", 2), ("best-3", 3):
+        best = torch.load(tmp_path / "models" / f"{RUN}-{name}.pt")
+        assert all(torch.equal(best[key], tensor + step) for key, tensor in result.tensors.items())
+        (tmp_path / "models" / f"{RUN}-{name}.pt").unlink()
     names = [file.name for file in sorted((tmp_path / "models").iterdir())]
     assert names == [f"{RUN}-00000004.pt", f"{RUN}-00000005.pt"]
     assert torch.load(tmp_path / "models" / names[1]).keys() == result.tensors.keys()

@@ -168,7 +168,7 @@ def test_what_is_expected_is_near_what_a_client_downloads() -> None:
 
 def predicting() -> Job:
     made, model = validated.job(Validation(data=validated.held_out())), validated.net()
-    nothing = Monitor(keep_best=False)
+    nothing = Monitor(keep_best=0)
     evaluation = make_evaluation(
         *(model, validated.held_out(), made.plan),
         loss=None,

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 import logging
+import math
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ import torch
 from funcpipe.client.follow.results import Progress, RunResult
 from funcpipe.client.prepare.job import Job
 from funcpipe.core import FaultTolerance, Outcome, RunSettings, Validation
+from funcpipe.core.validation import Monitor, MonitorMode, next_report
 from funcpipe.errors import InvalidValue, RunUnknown
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.reports import ValidationKeys
@@ -225,6 +227,52 @@ def test_a_best_model_goes_once_the_run_cannot_be_resumed_before_the_next() -> N
     )
 
 
+def test_the_models_of_the_best_validations_are_kept_through_a_kill_and_a_resume_and_no_others() -> None:
+    wanted, storage = Validation(data=held_out, every_steps=1, keep_best=3), Census()
+    made = validated.job(wanted, epochs=4, lr=0.2)
+    faults = FunctionFaults(killed_writing=("best/", 2))
+    quick = dataclasses.replace(STEADY, lease_s=0.2)
+    result = run(made, storage, threads(storage, faults), faults=quick)
+    assert faults.dead.is_set()
+    losses = {report.step: report.values["val_loss"] for report in result.validations}
+    assert list(result.best_models) == sorted(losses, key=losses.__getitem__)[:3]
+    assert sorted(result.best_models) != sorted(losses)[-3:], "or the newest would do"
+    for step in result.best_models:
+        found = mean_loss(net(), result.best_state_dict(step), held_out())
+        assert found == pytest.approx(losses[step], rel=1e-9)
+    with pytest.raises(RunUnknown, match=f"no best model after step 99; the best are those after .{result.best_step}"):
+        result.best_state_dict(99)
+    assert storage.most["best"] < storage.ever["best"]
+
+    def stop(progress: Progress) -> None:
+        if progress.step == 9:
+            raise KeyboardInterrupt
+
+    storage = Census()
+    functions = threads(storage)
+    with pytest.raises(BaseException, match="interrupted"):
+        run(made, storage, functions, on_progress=stop)
+    resumed = run(made, storage, threads(storage), settings=RunSettings(resume=RUN), before=functions)
+    same(resumed, result)
+    assert resumed.best_models.keys() == result.best_models.keys()
+
+
+def test_the_kept_models_are_the_best_one_and_the_next_by_value() -> None:
+    values = {1: 0.5, 2: math.nan, 3: 0.45, 4: 0.2, 5: 0.3, 6: 0.1}
+    ranked: list[tuple[int, ...]] = []
+    report = None
+    for step, value in values.items():
+        monitor = Monitor(min_delta=0.25, keep_best=2)
+        report = next_report(monitor, report, step=step, samples=1, values={"val_loss": value})
+        ranked.append(report.best_steps)
+    assert ranked == [(1,), (1,), (1, 3), (4, 3), (4, 5), (4, 6)], "6 is not better than 4 by 0.25"
+    assert report is not None
+    assert report.best_values == (0.2, 0.1)
+    most = Monitor(mode=MonitorMode.MAX, keep_best=2)
+    assert most.ranked(values, 1) == [1, 3]
+    assert dataclasses.replace(most, keep_best=0).ranked(values, 1) == []
+
+
 def test_torchmetrics_are_summed_over_replicas_and_may_be_what_decides() -> None:
     from torchmetrics.classification import MulticlassAUROC
 
@@ -278,6 +326,7 @@ def test_a_validation_that_cannot_be_is_refused_before_it_begins() -> None:
         ({"every_steps": 0}, "must be at least 1"),
         ({"patience": 0}, "must be at least 1"),
         ({"mode": "best"}, "must be min or max"),
+        ({"keep_best": -1}, "keep_best must be a whole number of at least 0"),
         ({"metrics": {"val_loss": error_rate}}, "is the name of the loss"),
     ]
     for wrong, why in refused:

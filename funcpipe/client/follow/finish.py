@@ -89,7 +89,7 @@ def collect_kept(prepared: PreparedRun, reader: RunReader, finished: FinishedRun
     _retell(on_progress, past, history, began_step=record.began_step, validations=validations)
     resumed, ended = prepared.resumed, ended_step(record, finished.losses)
     learned = None if resumed is None or resumed.step != ended else resumed.state
-    learned, best = learned or reader.model(ended), reader.best(validations)
+    learned, best = learned or reader.model(ended), reader.best_models(validations)
     return RunResult(
         run=record.run,
         losses=finished.losses,
@@ -102,8 +102,8 @@ def collect_kept(prepared: PreparedRun, reader: RunReader, finished: FinishedRun
         averaged=learned.averaged_state_dict(),
         learned=learned,
         validations=validations,
-        best=None if best is None else best.state_dict(),
-        loss=TrainedLoss.of(learned, best),
+        best_models={step: model.state_dict() for step, model in best.items()},
+        loss=TrainedLoss.of(learned, next(iter(best.values()), None)),
     )
 
 

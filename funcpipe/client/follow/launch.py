@@ -305,9 +305,8 @@ def upload(prepared: PreparedRun, keys: Keys) -> Iterator[WorkerSpec]:
         for part, state in prepared.parts_of(number):
             writer = "resumed" if part is None else f"resumed{part.replica}"
             Checkpoints(storage, keys).save(number, first_step, state, writer=writer, part=part)
-        best = prepared.best_of(number)
-        if best is not None:
-            BestModel(storage, ValidationKeys.of(keys)).save(number, best[0], best[1], writer="resumed")
+        for step, state in prepared.best_of(number):
+            BestModel(storage, ValidationKeys.of(keys)).save(number, step, state, writer="resumed")
         for replica in range(job.plan.replicas):
             yield WorkerSpec(
                 run=keys.run,

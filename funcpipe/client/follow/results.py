@@ -70,9 +70,9 @@ class RunResult(Described):
     `averaged` are the tensors with the average over steps in place of what was averaged, empty without an average.
     `learned` is all of the last checkpoint, with the state of the optimiser. `skipped_steps` are the numbers, from 0,
     of steps that updated nothing, as their gradients were not finite. `callback_errors` are the exceptions that
-    callbacks have raised, of each the first. `validations` are in the order of their steps, and `best` the model of the
-    best of them, if that was kept. `loss` is what was trained of the loss. `outputs` are those of a model that
-    predicts, for all samples in their order.
+    callbacks have raised, of each the first. `validations` are in the order of their steps, and `best_models` the
+    models of the best of them that were kept, by step, the best one first. `loss` is what was trained of the loss.
+    `outputs` are those of a model that predicts, for all samples in their order.
     `start_s` are the seconds from the invocation of each worker's last function to its first line, where known.
     """
 
@@ -88,7 +88,7 @@ class RunResult(Described):
     skipped_steps: tuple[int, ...] = ()
     callback_errors: tuple[Exception, ...] = ()
     validations: tuple[ValidationReport, ...] = ()
-    best: Mapping[str, Tensor] | None = None
+    best_models: Mapping[int, Mapping[str, Tensor]] = field(default_factory=dict)
     loss: TrainedLoss = field(default_factory=TrainedLoss)
     outputs: Mapping[str, Tensor] = field(default_factory=dict)
     start_s: Mapping[str, float] = field(default_factory=dict)
@@ -98,13 +98,18 @@ class RunResult(Described):
         """The number of steps after which the validation was the best; None if there was none."""
         return self.validations[-1].best_step if self.validations else None
 
-    def best_state_dict(self) -> Mapping[str, Tensor]:
-        """The parameters and buffers of the model with the best validation. Raises RunUnknown if it was not kept."""
-        if self.best is None:
+    def best_state_dict(self, step: int | None = None) -> Mapping[str, Tensor]:
+        """The parameters and buffers of the model with the best validation, or the one of `best_models` after `step`.
+
+        Raises RunUnknown if it was not kept.
+        """
+        wanted = self.best_step if step is None else step
+        if wanted is None or wanted not in self.best_models:
+            after = "" if step is None else f" after step {step}; the best are those after {list(self.best_models)}"
             raise RunUnknown(
-                f"run {self.run} has kept no best model; train with validation=Validation(data=…, keep_best=True)"
+                f"run {self.run} has kept no best model{after}; train with validation=Validation(data=…, keep_best=1)"
             )
-        return self._with(self.best)
+        return self._with(self.best_models[wanted])
 
     def state_dict(self) -> Mapping[str, Tensor]:
         """The trained model's parameters and buffers, for its `load_state_dict`.
@@ -159,7 +164,7 @@ def collect(
     """
     storage, keys, record, reports = reader.storage, reader.keys, reader.record, reader.workers
     functions, stores = [*watched, *unwatched_functions(storage, keys, watched)], record.plan.stores
-    trained, best = trained or reader.model(steps), reader.best(validations)
+    trained, best = trained or reader.model(steps), reader.best_models(validations)
     lasts_s = spent_so_far(storage, record).elapsed_s - record.elapsed_s if prices.stores_usd_h(stores) else 0.0
     return RunResult(
         run=keys.run,
@@ -181,8 +186,8 @@ def collect(
         learned=trained,
         skipped_steps=skipped_steps,
         validations=validations,
-        best=None if best is None else best.state_dict(),
-        loss=TrainedLoss.of(trained, best),
+        best_models={step: model.state_dict() for step, model in best.items()},
+        loss=TrainedLoss.of(trained, next(iter(best.values()), None)),
         outputs=outputs or {},
         start_s=_starts_s(functions, reports),
     )

@@ -54,10 +54,8 @@ def _beats(plan: Plan, faults: FaultTolerance, total_s: float) -> float:
     return total_s / faults.heartbeat_s * plan.workers
 
 
-def learned_bytes(
-    plan: Plan, held_bytes: float, trained_bytes: float, *, averaged: bool, keeps_best: bool = False
-) -> float:
-    """Bytes of the last checkpoint of all stages, and of the best model if that is kept.
+def learned_bytes(plan: Plan, held_bytes: float, trained_bytes: float, *, averaged: bool, keeps_best: int = 0) -> float:
+    """Bytes of the last checkpoint of all stages, and of the best models that are kept.
 
     A model of `held_bytes` is in both; what the optimiser keeps of `trained_bytes` of it, and their average, in the
     first. Replicas whose sums feed back save their residuals, too.
@@ -83,7 +81,7 @@ def collected_bytes(job: Job, stages: Sequence[PreparedStage]) -> float:
     evaluation, found = job.evaluation, 0.0
     if job.epochs:
         sizes = [_model_bytes(stage.module) for stage in stages]
-        keeps_best = evaluation is not None and evaluation.monitor.keep_best
+        keeps_best = 0 if evaluation is None else evaluation.monitor.keep_best
         held, trained = (sum(each) for each in zip(*sizes, strict=True))
         found = learned_bytes(job.plan, held, trained, averaged=job.recipe.average is not None, keeps_best=keeps_best)
     return found if evaluation is None else found + evaluation.samples * evaluation.output_bytes
@@ -127,7 +125,7 @@ def job_shape(
         seed=0,
         shuffle=False,
     )
-    steps, forward_steps, keeps_best = epochs * batches.steps_per_epoch, 0, False
+    steps, forward_steps, keeps_best = epochs * batches.steps_per_epoch, 0, 0
     if validation is not None:
         wanted = as_validation(validation)
         held_out = len(open_data(wanted.data)[1].dataset)

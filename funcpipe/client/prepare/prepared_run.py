@@ -160,13 +160,10 @@ class PreparedRun:
         """The reports of validations of earlier generations."""
         return () if self.resumed is None else self.resumed.validations
 
-    def best_of(self, stage: int) -> tuple[int, StageState] | None:
-        """The step of the best of these, and the stage of that number as it was then, if that is kept."""
-        if self.resumed is None or self.resumed.best is None:
-            return None
-        step = self.validations[-1].best_step
-        assert step is not None, "what is kept was the best"
-        return step, select_for_stage(self.resumed.best, self.stages[stage].module)
+    def best_of(self, stage: int) -> Iterator[tuple[int, StageState]]:
+        """The steps of the best of these that are kept, and the stage of that number as it was then."""
+        for step, model in ({} if self.resumed is None else self.resumed.best_models).items():
+            yield step, select_for_stage(model, self.stages[stage].module)
 
 
 def prepare_training(
