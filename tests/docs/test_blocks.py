@@ -1,5 +1,6 @@
 """Every block of code in README and docs is run, or marked with why it is not; what is not run is at least parsed."""
 
+import contextlib
 import re
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import pytest
 
 from funcpipe.cli.commands import parse
 from tests.docs.pages import PAGES, ROOT, RUN, SHOWN, WHY_NOT, Block, blocks, commands, fences, run
+from tests.ray_here import environment_of_ray
 
 BLOCKS = [block for page in PAGES for block in blocks(page)]
 RUN_PAGES = sorted({block.page for block in BLOCKS if block.why_not is None})
@@ -63,13 +65,17 @@ def check_commands(block: Block, targets: set[str]) -> None:
 LONG_PAGES = ("docs/coming_from.md", "docs/extending.md", "docs/sweeps.md")
 """The pages that take many seconds; examples, contract suites and the tests of sweeps do the same."""
 
+RAY_PAGES = ("docs/coming_from.md",)
+"""The pages that start a Ray."""
+
 
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=pytest.mark.long) if page in LONG_PAGES else page for page in RUN_PAGES]
 )
 def test_a_page_runs(page: str, folder: Path) -> None:
     mine = [block for block in BLOCKS if block.page == page]
-    done, skipped = run(page, folder)
+    with environment_of_ray(folder) if page in RAY_PAGES else contextlib.nullcontext():
+        done, skipped = run(page, folder)
     assert skipped == sum(block.why_not is not None for block in mine)
     assert done >= len(mine) - skipped > 0
 
