@@ -161,7 +161,7 @@ class RunKeyMissing(RunError):
     def __init__(self, run: str) -> None:
         super().__init__(
             f"the key of run {run} is not on this machine, so nothing that it says can be trusted; where it was "
-            f"started, `funcpipe run key {run}` prints it: set FUNCPIPE_RUN_KEY to that here; "
+            f"started, `funcpipe run status {run} --key` prints it: set FUNCPIPE_RUN_KEY to that here; "
             f"`funcpipe run clean {run}` deletes the run without it"
         )
         self.run = run

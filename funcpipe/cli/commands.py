@@ -5,61 +5,58 @@ from collections.abc import Mapping, Sequence
 
 import click
 
-from funcpipe.cli.options import Choice, argument, hint
-from funcpipe.cli.verbs import Options, Verb, page, refusal, verb
+from funcpipe.cli.options import Choice, Option, argument, hint
+from funcpipe.cli.verbs import Options, Verb, of_all, page, refusal, rows, verb
 from funcpipe.core.process import write_out
 
 _VERBS = {
-    "start here": {
-        "fit": ("fit", "profile, plan and train a model, in one"),
-        "profile": ("measure", "measure the layers of a model"),
-        "optimize": ("plan", "choose cuts, function sizes and replicas"),
-        "train": ("train", "train a model on functions, by a plan"),
-    },
-    "plans": {
-        "explain": ("plan", "say why a plan is the way it is"),
-        "simulate": ("plan", "run one iteration of a plan on a virtual clock"),
-        "verify": ("train", "compare a short run with training in one process"),
-        "report": ("report", "show a plan or a run as a page, with its prediction"),
-        "compare": ("report", "show plans, or traces of runs, side by side"),
-        "history": ("report", "show what earlier runs have taught about predictions"),
-    },
-    "models": {
+    "train a model": {
+        "fit": ("fit", "profile, plan and train, in one"),
+        "sweep": ("sweep", "train many settings side by side, and find the best"),
         "evaluate": ("evaluate", "measure loss and metrics in eval mode, on functions"),
         "predict": ("evaluate", "write a model's outputs for all samples, in order"),
-        "sweep": ("sweep", "train many settings side by side, and find the best"),
     },
-    "run": {
-        "status": ("run", "show what each worker of a run is doing"),
-        "watch": ("watch", "show a run as it goes: workers, losses, dollars"),
-        "logs": ("run", "show what a run's functions logged, merged in time"),
-        "stop": ("run", "stop a run at a saved step, to resume it later"),
-        "clean": ("run", "end a run's functions and delete all of its objects"),
-        "export": ("run", "write the model of a run, as it was saved last"),
-        "key": ("run", "print a run's key, to supervise it from elsewhere"),
+    "step by step": {
+        "profile": ("measure", "measure the layers of a model"),
+        "optimize": ("plan", "choose cuts, function sizes and replicas"),
+        "train": ("train", "train by a plan, or by a way of `provision compare`"),
+        "verify": ("train", "compare a short run with training in one process"),
     },
-    "clouds": {
+    "understand plans and runs": {
+        "explain": ("plan", "say why a plan is the way it is"),
+        "simulate": ("plan", "run one iteration of a plan on a virtual clock"),
+        "report": ("report", "show a plan or a run as a page, or several side by side"),
+        "history": ("report", "show what earlier runs have taught about predictions"),
+    },
+    "look after runs": {
+        "run status": ("run", "show what each worker of a run is doing"),
+        "run watch": ("watch", "show a run as it goes: workers, losses, dollars"),
+        "run logs": ("run", "show what a run's functions logged, merged in time"),
+        "run stop": ("run", "stop a run at a saved step, to resume it later"),
+        "run clean": ("run", "end a run's functions and delete all of its objects"),
+        "run export": ("run", "write the model of a run, as it was saved last"),
+    },
+    "choose functions or machines": {
+        "provision compare": ("provision", "compare what both take and cost"),
+        "provision fit-loss": ("provision", "fit how the loss of runs falls, for that"),
+    },
+    "set up": {
         "platforms": ("measure", "list, show or measure platform specifications"),
         "deploy": ("deploy", "set up storage, role, functions, or rent machines"),
         "destroy": ("deploy", "remove what deploy made, with all that lies in it"),
+        "completion": ("commands", "print a script by which a shell completes options"),
     },
-    "provision": {
-        "compare": ("provision", "compare ways to do a job, by functions and machines"),
-        "fit-loss": ("provision", "fit how the loss of runs falls, for provision"),
-        "train": ("server", "train around a parameter server, as provision chose"),
-    },
-    "shell": {"completion": ("commands", "print a script by which a shell completes options")},
 }
-"""The verbs by group, in the order in which the help page lists them; the module and the summary of each."""
+"""The verbs by what a person wants, in the order in which the help page lists them; the module and summary of each."""
 
 _GROUPS = {
     "run": "Watch, stop or clean a run, or take from it what it has kept",
-    "provision": "Compare what functions and machines take and cost, and train on those that were chosen",
+    "provision": "Compare what functions and machines take and cost",
 }
-"""The groups whose name comes before that of the verb."""
+"""The words that come before the names of some verbs."""
 
-OLD_NAMES = {name: f"run {name}" for name in ("status", "watch", "logs", "stop", "clean", "export", "key")}
-OLD_NAMES |= {"fit-loss": "provision fit-loss", "train-server": "provision train"}
+OLD_NAMES = {name: f"run {name}" for name in ("status", "watch", "logs", "stop", "clean", "export")}
+OLD_NAMES |= {"fit-loss": "provision fit-loss"}
 """Verbs' former names, which scripts may use."""
 
 _ABOVE = """\
@@ -74,8 +71,6 @@ example:
   funcpipe fit my_model:make --data my_model:data --epochs 3
   funcpipe fit my_model:make --data my_model:data --epochs 3 --platform aws-lambda://NAME --dry-run
 
-The verbs of `run` and `provision` follow these words: `funcpipe run status`.
-`funcpipe VERB --help` lists a verb's options, `funcpipe --version` the version.
 Exit code: 0 done, 1 a run failed, 2 bad input.
 """
 
@@ -99,15 +94,16 @@ class Commands(click.Group):
 
     def list_commands(self, ctx: click.Context | None = None) -> list[str]:
         """The names of verbs, and of groups."""
+        paths = [path.split() for verbs in _VERBS.values() for path in verbs]
         if self._group:
-            return list(_VERBS[self._group])
-        return [name for group, verbs in _VERBS.items() for name in ([group] if group in _GROUPS else verbs)]
+            return [path[-1] for path in paths if path[0] == self._group]
+        return list(dict.fromkeys(path[0] for path in paths))
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """The verb, or the group of verbs, of this name."""
         if cmd_name not in self.list_commands():
             return None
-        return Commands(cmd_name) if cmd_name in _GROUPS else _verb(self._group, cmd_name)
+        return Commands(cmd_name) if cmd_name in _GROUPS else _verb(f"{self._group} {cmd_name}".strip())
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Read the words up to the verb; raises UsageError if there is none."""
@@ -126,24 +122,26 @@ class Commands(click.Group):
         return super().resolve_command(ctx, args)
 
     def _page(self, ctx: click.Context) -> str:
-        """All verbs by group, each in a line; or those of this group."""
+        """All verbs by what a person wants, each in a line; or those of this group."""
         lines = []
-        for group, verbs in _VERBS.items():
-            for place, (name, (_, summary)) in enumerate(verbs.items()):
-                if self._group in ("", group):
-                    lines.append(f"  {'' if place else group:10}  {name:12}  {summary}\n")
-        above = f"usage: {ctx.command_path} VERB [options]\n\n{_GROUPS.get(self._group)}.\n\n"
-        return "".join([above, *lines] if self._group else [_ABOVE, *lines, _BELOW])
+        for title, verbs in _VERBS.items():
+            listed = {path: summary for path, (_, summary) in verbs.items() if self._group in ("", path.split()[0])}
+            if listed:
+                lines += [f"{title}:\n", *(f"  {path:18}  {summary}\n" for path, summary in listed.items())]
+        if self._group:
+            return "".join([f"usage: {ctx.command_path} VERB [options]\n\n{_GROUPS[self._group]}.\n\n", *lines[1:]])
+        everywhere = [*of_all(), *(one for one in self.params if isinstance(one, Option) and "--version" in one.opts)]
+        return "".join([_ABOVE, *lines, "every verb:\n", rows(ctx, everywhere), _BELOW])
 
     def verbs(self) -> Mapping[str, Verb]:
         """All verbs by what one types."""
-        all_names = [(group if group in _GROUPS else "", name) for group, verbs in _VERBS.items() for name in verbs]
-        return {f"{group} {name}".strip(): _verb(group, name) for group, name in all_names}
+        return {path: _verb(path) for verbs in _VERBS.values() for path in verbs}
 
 
-def _verb(group: str, name: str) -> Verb:
-    module, summary = next(verbs[name] for title, verbs in _VERBS.items() if name in verbs and group in ("", title))
-    found: Verb = getattr(importlib.import_module(f"funcpipe.cli.{module}"), name.replace("-", "_"))
+def _verb(path: str) -> Verb:
+    module, summary = next(verbs[path] for verbs in _VERBS.values() if path in verbs)
+    name = path.split()[-1].replace("-", "_")
+    found: Verb = getattr(importlib.import_module(f"funcpipe.cli.{module}"), name)
     found.help = found.help or f"{summary[0].upper()}{summary[1:]}."
     return found
 
@@ -170,7 +168,7 @@ def _renamed(words: Sequence[str]) -> Sequence[str]:
     first, *others = words or [""]
     if first in OLD_NAMES:
         return [*OLD_NAMES[first].split(), *others]
-    if first == "provision" and (not others or others[0] not in {*_VERBS["provision"], "-h", "--help"}):
+    if first == "provision" and (not others or others[0] not in {*Commands(first).list_commands(), "-h", "--help"}):
         return ["provision", "compare", *others]
     return words
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from funcpipe import show
 from funcpipe.cli.files import write_file
-from funcpipe.cli.options import Choice, argument, group, option, whole
+from funcpipe.cli.options import Choice, argument, group, named, option, setting, whole
 from funcpipe.cli.provision import chosen_way
 from funcpipe.cli.run import DEPLOYMENT
 from funcpipe.cli.verbs import Options, verb
@@ -157,7 +157,7 @@ def _shared(options: Options) -> dict[str, Any]:
 
     return {
         "name": options.name,
-        "watchdog": not options.no_watchdog,
+        "watchdog": options.watchdog,
         "data": tuple(map(data_bucket, options.data_bucket)),
         "keep_days": options.keep_days,
     }
@@ -167,30 +167,40 @@ _IMAGE = [
     option(
         "--requirements FILE", "what the model imports, for pip, besides torch", key="platform.requirements", reads=True
     ),
-    option(
-        "--base-image IMAGE",
+    setting(
+        "platform.base-image IMAGE",
         "what the functions' image begins with, such as python:3.11-slim@sha256:… (default: that tag)",
     ),
     option("--repository NAME", "aliyun: the repository that the image goes to", key="platform.repository"),
-    option("--registry-instance ID", "aliyun: the instance of a repository of the Enterprise Edition, cri-…"),
+    setting("platform.registry-instance ID", "aliyun: the instance of a repository of the Enterprise Edition, cri-…"),
 ]
 
 _FUNCTIONS = [
-    option("--plan FILE", "make functions of the sizes of this plan", one_of="sizes", key="plan.file", reads=True),
+    option(
+        "--plan FILE",
+        "make functions of the sizes of this plan; sky: the ways that `funcpipe provision compare --json` has printed",
+        one_of="sizes",
+        key="plan.file",
+        reads=True,
+    ),
     option("--sizes SIZE,SIZE", "make functions of these sizes", one_of="sizes"),
     *_IMAGE,
     option(
         "--data-bucket NAME[/PREFIX] ...",
         "let functions read the objects of a bucket, or those below a prefix, and nothing else; can be repeated",
     ),
-    option("--spec FILE", "aliyun: the platform specification that sizes come from", reads=True),
-    option(
-        "--keep-days DAYS",
+    setting("platform.spec FILE", "aliyun: the platform specification that sizes come from", reads=True),
+    setting(
+        "platform.keep-days DAYS",
         "after how many days objects of runs that do not go on expire",
         whole(LEAST_KEEP_DAYS),
         KEEP_DAYS,
     ),
-    option("--no-watchdog", "leave out the function that restarts workers of detached runs when no client does"),
+    setting(
+        "platform.watchdog",
+        "with the function that restarts workers of detached runs when no client does",
+        default=True,
+    ),
     option(
         "--template-only FILE",
         "write what would be made, for CloudFormation or Serverless Devs; sky: write the task file for SkyPilot",
@@ -200,21 +210,20 @@ _FUNCTIONS = [
         "--print-deployer-policy",
         "aws: print the rights that deploying, training and destroying need, as a policy of IAM",
     ),
-    option("--account NUMBER", "aws: whose resources the policy is for (default: the user's)"),
+    setting("platform.account NUMBER", "aws: whose resources the policy is for (default: the user's)"),
 ]
 
 _MACHINES = group(
     "sky",
-    option("--provision FILE", "the ways that `funcpipe provision compare --json` has printed", reads=True),
-    option("--way WAY", "rent the machines of this way (default: the recommended one)"),
-    option("--market NAME|FILE", "the market of the machines (default: the file's)"),
-    option("--run COMMAND", "what runs on the head node, with --platform ray://auto", to="on_head"),
+    setting("plan.way NAME", "rent the machines of this way (default: the recommended one)"),
+    setting("platform.market NAME|FILE", "the market of the machines (default: the file's)"),
+    option("--command COMMAND", "what runs on the head node, with --platform ray://auto", to="on_head"),
 )
 
 
 @verb(
     "funcpipe deploy aws --region eu-central-1 --plan plan.json\n"
-    "  funcpipe deploy sky --provision ways.json --run 'funcpipe train …' --template-only sky.yaml",
+    "  funcpipe deploy sky --plan ways.json --command 'funcpipe train …' --template-only sky.yaml",
     argument("{aws,aliyun,sky}", "which cloud", "cloud", Choice(("aws", "aliyun", _SKY)), key="platform.cloud"),
     DEPLOYMENT,
     _FUNCTIONS,
@@ -227,8 +236,8 @@ def deploy(options: Options) -> None:
     if options.cloud == _SKY:
         _write_sky_file(options)
         return
-    if options.provision is not None or options.on_head is not None:
-        raise InputError("--provision and --run are for machines: funcpipe deploy sky")
+    if options.on_head is not None:
+        raise InputError("--command is for machines: funcpipe deploy sky")
     cloud = cloud_of(options.cloud)
     if options.print_deployer_policy:
         write_out(cloud.deployer_policy(options))
@@ -276,17 +285,18 @@ def _write_sky_file(options: Options) -> None:
     from funcpipe.platforms.ray.sky_task import SkyJob, sky_text
     from funcpipe.platforms.shared.package import read_requirements
 
-    asked = ("template_only", "keep_days", "requirements")
+    asked = ("plan", "template_only", "keep_days", "requirements")
     other = [one for one in _FUNCTIONS if one.name not in asked and one.name in options.given]
     if other:
-        raise InputError(f"{other[0].opts[-1]} is for functions of a cloud, and deploy sky rents machines")
-    if options.provision is None or options.on_head is None or options.template_only is None:
+        raise InputError(f"{named(other[0])} is for functions of a cloud, and deploy sky rents machines")
+    if options.plan is None or options.on_head is None or options.template_only is None:
         raise InputError(
-            "deploy sky writes a task file: say which machines with --provision ways.json (provision compare --json), "
-            "what runs on them with --run 'funcpipe train …', and where to write it with --template-only sky.yaml"
+            "deploy sky writes a task file: say which machines with --plan ways.json (provision compare --json), "
+            "what runs on them with --command 'funcpipe train …', and where to write it with --template-only sky.yaml"
         )
-    chosen, market = chosen_way(options.provision, options.way)
-    found = load_market(options.market or market)
+    chosen = chosen_way(options.plan, options.way)
+    assert chosen.way is not None, "it is of a provision"
+    found = load_market(options.market or chosen.market)
     job = SkyJob(command=options.on_head, name=options.name, requirements=read_requirements(options.requirements))
-    text = sky_text(chosen, found if options.region is None else replace(found, region=options.region), job)
+    text = sky_text(chosen.way, found if options.region is None else replace(found, region=options.region), job)
     write_file(lambda path: Path(path).write_text(text, encoding="utf-8"), options.template_only)

@@ -27,14 +27,15 @@ def _plan_and_data(key: str) -> list[Option]:
 
 
 _HOW = [
-    training.seed("the model, where no weights are given"),
-    training.precision(None),
+    training.seed_setting("the model, where no weights are given"),
+    training.rare_precision(),
     *training.RUN_PLATFORM,
+    training.LIKE_SETTING,
     option("--run NAME", "name of the run (default: a random one)", to="name"),
     *training.FAULTS,
     *group(
         "limits",
-        training.LIMITS,
+        training.RARE_LIMITS,
         option("--yes", "start though a limit is expected to be reached before the last sample"),
     ),
 ]

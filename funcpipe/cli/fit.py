@@ -45,13 +45,14 @@ if TYPE_CHECKING:
     ),
     train.VALIDATION,
     training.RUN_PLATFORM,
+    training.LIKE,
     train.RUN,
     training.FAULTS,
     train.LIMITS,
     train.OUTPUT,
     common=(
-        *("--data", "--loss", "--optimizer", "--lr", "--epochs", "--validation-data", "--global-batch"),
-        *("--platform", "--storage", "--resume", "--max-usd", "--dry-run", "--output"),
+        *("--data", "--loss", "--optimizer", "--lr", "--epochs", "--precision", "--validation-data", "--global-batch"),
+        *("--platform", "--storage", "--resume", "--max-usd", "--dry-run", "--yes", "--output"),
     ),
     table="training",
 )

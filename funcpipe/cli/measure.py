@@ -8,7 +8,7 @@ from funcpipe import show
 from funcpipe.cli import training
 from funcpipe.cli.factories import check_names, load_data, make_sample
 from funcpipe.cli.files import write_file
-from funcpipe.cli.options import FACTORY, Choice, Option, argument, group, option, positive, whole
+from funcpipe.cli.options import FACTORY, Choice, Option, argument, group, option, positive, setting, whole
 from funcpipe.cli.verbs import Options, verb
 from funcpipe.core import PlatformSpec, to_text, write
 from funcpipe.errors import InputError
@@ -26,15 +26,17 @@ PROFILE = argument(
 )
 
 
-def planned_platform(default: str | None = None, *, from_file: bool = True) -> list[Option]:
-    """The options of the platform to plan for, by name or from a file; the job file may say it, too."""
-    text = "platform to plan for, with ?region=REGION for another region; `funcpipe platforms` lists them"
+def planned_platform(default: str | None = None) -> list[Option]:
+    """The option of the platform where functions will run."""
+    text = (
+        "where functions will run: a name that `funcpipe platforms` lists, with ?region=REGION for another region, or "
+        "a specification of your own"
+    )
     text = text if default else f"{text} (default: the profile's)"
-    name, spec = ("platform.name", "platform.spec") if from_file else ("", "")
-    own = "a platform specification of your own, instead of --platform"
+    own = "a platform specification, as --platform"
     return [
-        option("--platform NAME", text, None, default, one_of="platform", key=name),
-        option("--spec FILE", own, one_of="platform", key=spec, reads=True),
+        option("--platform NAME|FILE", text, None, default, one_of="platform", key="platform.name", reads=True),
+        setting("platform.spec FILE", own, one_of="platform", reads=True),
     ]
 
 
@@ -61,8 +63,8 @@ _MEASURING = (
             f"--data {FACTORY}", "factory that returns the dataset to train on, or its URL: loading is measured too"
         ),
         option("--micro-batch N", "samples per micro-batch", whole(), 4),
-        option("--repeats N", "how many times to time each layer", whole(), 5),
-        option("--layers N", "fold light layers until N are left", whole(), PROFILED_LAYERS),
+        setting("model.repeats N", "how many times to time each layer", whole(), 5),
+        setting("model.layers N", "fold light layers until N are left", whole(), PROFILED_LAYERS),
         training.BLOCKS,
         training.TEACHERS,
         training.precision("fp32"),
@@ -141,8 +143,8 @@ def profile(options: Options) -> None:
             "-o --output FILE", "where to write what was measured (required for a specification)", writes="platform"
         ),
         option("--storage URL", "measure this storage from here, without functions: latencies and bandwidths"),
-        option("--streams N", "of --storage: how many bodies move at once (default: 4)", whole()),
-        option("--body-mb MB", "of --storage: the largest body that is moved (default: 64)", whole()),
+        setting("platform.streams N", "of --storage: how many bodies move at once (default: 4)", whole()),
+        setting("platform.body-mb MB", "of --storage: the largest body that is moved (default: 64)", whole()),
     ),
 )
 def platforms(options: Options) -> None:
@@ -151,11 +153,10 @@ def platforms(options: Options) -> None:
         raise InputError(f"list takes no platform; did you mean: funcpipe platforms show {options.name}")
     if options.action != "measure" and options.output is not None:
         raise InputError(f"{options.action} writes no file; -o is for measure (with --json, a shell's > does it)")
-    of_storage = options.storage, options.streams, options.body_mb
-    if options.action != "measure" and of_storage != (None, None, None):
-        raise InputError(f"{options.action} measures nothing; --storage, --streams and --body-mb are for measure")
-    if options.storage is None and of_storage != (None, None, None):
-        raise InputError("--streams and --body-mb are about a storage; name it: --storage URL")
+    if options.action != "measure" and options.storage is not None:
+        raise InputError(f"{options.action} measures nothing; --storage is for measure")
+    if options.storage is None and {"streams", "body_mb"} & {*options.given}:
+        raise InputError("platform.streams and platform.body-mb are about a storage; name it: --storage URL")
     if options.action == "list":
         specs = [load_spec(name) for name in spec_names()]
         show.show(options.json, show.as_json([spec.name for spec in specs]), partial(show.platforms, specs))

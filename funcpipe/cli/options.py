@@ -1,7 +1,9 @@
 """How options and arguments are declared and read.
 
-An option reads as on a help page: `option("--epochs N", "passes over the data", whole(), 1)`. What other parts of the
-command line need to know of it stands there, too: its key in a job file, and whether it names a file to read or write.
+An option reads as on a help page: `option("--epochs N", "passes over the data", whole(), 1)`. What is wanted rarely is
+a setting, `setting("training.ema DECAY", ...)`, which the job file and `--set training.ema=0.999` give. What other
+parts of the command line need to know of both stands there, too: the key in a job file, and whether it names a file to
+read or write.
 """
 
 import difflib
@@ -20,6 +22,9 @@ FACTORY = "MODULE:FACTORY"
 
 JOB_FILE = "funcpipe.job_file"
 """Where a context has the path of the job file."""
+
+SET = "funcpipe.set"
+"""Where a context has what `--set` has set: keys by the names of options and settings."""
 
 _MOST = 10**9
 """More samples, steps, functions or megabytes than any job has, and still fast to plan with."""
@@ -121,13 +126,16 @@ class Declared(click.Parameter):
         return super().handle_parse_result(ctx, opts, args)
 
     def _check(self, ctx: click.Context, opts: Mapping[str, Any]) -> None:
-        known = {name for param in ctx.command.params for name in param.opts}
+        known = {name for param in flags(ctx.command) for name in param.opts}
         value = opts.get(self.name or "")
         for text in value if isinstance(value, list | tuple) else [value]:
             if isinstance(text, str) and text.startswith("--") and text.partition("=")[0] in known:
                 raise click.BadParameter("expected one argument", ctx, self)
         rivals = [one for one in declared(ctx.command) if one.one_of == self.one_of] if self.one_of else []
         given = [one for one in rivals if one.name in opts and one is not self]
+        chosen = [key for one in [self, *rivals] if (key := ctx.meta.get(SET, {}).get(one.name))]
+        if chosen and self.name in opts:
+            raise click.BadParameter(f"not allowed with --set {chosen[0]}", ctx, self)
         in_file = [one for one in rivals if one.name in (ctx.default_map or {})]
         if given and self.name in opts:
             raise click.BadParameter(f"not allowed with argument {named(given[0])}", ctx, self)
@@ -146,8 +154,13 @@ class Declared(click.Parameter):
 
 
 def declared(command: click.Command) -> list[Declared]:
-    """The options and arguments of a verb."""
+    """The options, settings and arguments of a verb."""
     return [one for one in command.params if isinstance(one, Declared)]
+
+
+def flags(command: click.Command) -> "list[Option]":
+    """The options of a verb that are words of a command."""
+    return [one for one in command.params if isinstance(one, Option) and not isinstance(one, Setting)]
 
 
 P = TypeVar("P", bound=Declared)
@@ -164,6 +177,20 @@ class Option(Declared, click.Option):
         if isinstance(default, str | int | float) and not self.required and "(default:" not in text:
             text = f"{text} (default: {f'{default:g}' if isinstance(default, float) else default})"
         return f"{names} {self.make_metavar(ctx)}", text
+
+
+class Setting(Option):
+    """What only the job file and `--set KEY=VALUE` say."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Do without a word of the command line."""
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str]:
+        """The row of the help page, with the key as name."""
+        text = super().get_help_record(ctx)[1] if self.type is not click.BOOL else self.help or ""
+        if self.type is click.BOOL and self.default:
+            text = f"{text} (default: true)"
+        return f"{self.key} {self.make_metavar(ctx)}", text
 
 
 class Argument(Declared, click.Argument):
@@ -190,25 +217,66 @@ def option(
     """
     names = [word for word in words.split() if word.startswith("-")]
     metavar, _, more = words.removeprefix(" ".join(names)).strip().partition(" ")
-    if of is not None:
-        field = to or names[-1].removeprefix("--").replace("-", "_")
-        default = next(each.default for each in fields(of) if each.name == field)
-        kind = kind or (type(default) if isinstance(default, Enum) else None)
-    if isinstance(kind, type) and issubclass(kind, Enum):
-        kind = Choice(kind)
-    elif kind is not None and not isinstance(kind, click.ParamType):
-        kind = _Read(kind)
+    kind, default = _read_as(kind, default, of, to or names[-1].removeprefix("--").replace("-", "_"))
     if isinstance(kind, Choice) and not metavar:
         metavar = "{" + ",".join(kind.choices) + "}"
     assert metavar or (kind is None and (default is None or isinstance(default, bool))), f"{words}: say what follows"
     settings: dict[str, Any] = {"is_flag": True, "default": bool(default), "flag_value": not default}
     if metavar:
-        settings = {"metavar": metavar, "multiple": bool(more), "required": needed}
-        settings |= {"type": kind or (click.Path(readable=False) if metavar == "FILE" else click.STRING)}
-        settings |= {} if default is None else {"default": default.value if isinstance(default, Enum) else default}
+        settings = {**_valued(metavar, kind, default), "multiple": bool(more), "required": needed}
     found = Option([*names, to] if to else names, help=help, **settings)
     found.one_of, found.key, found.reads, found.writes = one_of, key, reads, writes
     return found
+
+
+def setting(
+    words: str,
+    help: str,
+    kind: Kind | None = None,
+    default: Any = None,
+    *,
+    of: type | None = None,
+    to: str = "",
+    one_of: str = "",
+    reads: bool = False,
+    writes: str | None = None,
+) -> Setting:
+    """Declare a setting by its key, TABLE.NAME, and what its value is, if it is not true or false, or a choice.
+
+    With `...` it may be repeated. The rest is as of `option`.
+    """
+    key, _, rest = words.partition(" ")
+    metavar, _, more = rest.partition(" ")
+    name = key.partition(".")[2]
+    kind, default = _read_as(kind, default, of, to or name.replace("-", "_"))
+    if isinstance(kind, Choice) and not metavar:
+        metavar = "{" + ",".join(kind.choices) + "}"
+    if not metavar:
+        metavar, kind, default = "{true,false}", click.BOOL, bool(default)
+    names = [f"--{name}", to] if to else [f"--{name}"]
+    found = Setting(names, help=help, hidden=True, multiple=bool(more), **_valued(metavar, kind, default))
+    found.one_of, found.key, found.reads, found.writes = one_of, key, reads, writes
+    return found
+
+
+def _read_as(kind: Kind | None, default: Any, of: type | None, field: str) -> tuple[Kind | None, Any]:
+    """How a text is read, and the default: those of the field of `of`, where there is one."""
+    if of is not None:
+        default = next(each.default for each in fields(of) if each.name == field)
+        kind = kind or (type(default) if isinstance(default, Enum) else None)
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return Choice(kind), default
+    return (_Read(kind) if kind is not None and not isinstance(kind, click.ParamType) else kind), default
+
+
+def _valued(metavar: str, kind: Kind | None, default: Any) -> dict[str, Any]:
+    """The arguments of click for what has a value."""
+    shown = {} if default is None else {"default": default.value if isinstance(default, Enum) else default}
+    return {
+        "metavar": metavar,
+        "type": kind or (click.Path(readable=False) if metavar == "FILE" else click.STRING),
+        **shown,
+    }
 
 
 def argument(
@@ -244,7 +312,9 @@ def flat(given: Iterable[P | Iterable[P]]) -> list[P]:
 
 
 def named(param: click.Parameter) -> str:
-    """The name of an option or an argument in a message."""
+    """The name of an option, a setting or an argument in a message."""
+    if isinstance(param, Setting):
+        return f"--set {param.key}"
     return "/".join(param.opts) if isinstance(param, click.Option) else str(param.metavar or param.name)
 
 

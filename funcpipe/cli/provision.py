@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -10,7 +10,7 @@ from typing import TypeVar
 from funcpipe import show
 from funcpipe.cli.files import write_file
 from funcpipe.cli.measure import PROFILE, planned_platform
-from funcpipe.cli.options import Choice, argument, group, not_negative, number, option, positive, whole
+from funcpipe.cli.options import Choice, argument, group, not_negative, number, option, positive, setting, whole
 from funcpipe.cli.report import observed_here, with_observed
 from funcpipe.cli.verbs import Options, fields_of, verb
 from funcpipe.core import ModelProfile, OptimizerKind, Plan, ProvisionTable, TrainingSpec, read, to_text, write
@@ -34,22 +34,23 @@ N = TypeVar("N", int, float)
         option("--target-loss X", "train until the loss is X; needs --loss-model", number(), one_of="goal"),
         option("--loss-model FILE", "how the loss falls, written by `funcpipe provision fit-loss`", reads=True),
         option("--deadline SECONDS", "when the whole job must be done", positive, to="deadline_s"),
-        option("--budget USD", "what the whole job may cost", positive, to="budget_usd"),
-        option("--miss-chance P", "how likely the deadline may be missed", not_negative, of=JobSpec),
+        option("--max-usd USD", "what the whole job may cost", positive, to="budget_usd"),
+        setting("provision.miss-chance P", "how likely the deadline may be missed", not_negative, of=JobSpec),
         option("--optimizer", "the optimiser", OptimizerKind, OptimizerKind.SGD),
     ),
     group(
         "market",
         planned_platform(),
-        option("--market NAME|FILE", "the machines: aws, aliyun, or a file", None, "aws"),
-        option(
-            "--gpu-speed GPU=VCPUS ...", "this model of GPU computes like so many vCPUs, such as T4=40; may be repeated"
+        option("--market NAME|FILE", "the machines: aws, aliyun, or a file", None, "aws", key="platform.market"),
+        setting(
+            "provision.gpu-speed GPU=VCPUS ...",
+            "this model of GPU computes like so many vCPUs, such as T4=40; may be repeated",
         ),
     ),
     group(
         "search",
         option("--ways WAY,WAY", "only these ways; docs/provisioning.md lists them"),
-        option("--count-server", "let lambdadnn and spotdnn count the server while they search"),
+        setting("provision.count-server", "let lambdadnn and spotdnn count the server while they search"),
         option("--figure FILE", "draw dollars over time of all ways (needs matplotlib)", writes=""),
     ),
 )
@@ -103,11 +104,11 @@ def compare(options: Options) -> None:
     group(
         "curves",
         option("--storage URL", "where runs keep their objects: the curves are runs in it"),
-        option("--run RUN", "which run of a CSV file with several", to="run_of"),
+        option("--run RUN", "which run of a CSV file with several", to="run_of", key=""),
         option("--batch N,N", "samples of an iteration, one number or one for each curve"),
-        option("--workers N,N", "asynchronous workers, as with --batch", None, "1"),
-        option("--convergence X,X", "convergence coefficients, as with --batch", None, "0"),
-        option("--skip N", "leave out the first N steps of each curve (default: a tenth of them)", whole(0)),
+        setting("provision.workers N,N", "asynchronous workers of the curves, as with --batch", None, "1"),
+        setting("provision.convergence X,X", "their convergence coefficients, as with --batch", None, "0"),
+        setting("provision.skip N", "leave out the first N steps of each curve (default: a tenth of them)", whole(0)),
     ),
     group(
         "model",
@@ -124,8 +125,8 @@ def compare(options: Options) -> None:
 def fit_loss(options: Options) -> None:
     """Fit a loss model and write it."""
     count = len(options.curves)
-    workers = _each("--workers", options.workers, count, int)
-    convergence = _each("--convergence", options.convergence, count, float)
+    workers = _each("provision.workers", options.workers, count, int)
+    convergence = _each("provision.convergence", options.convergence, count, float)
     from funcpipe.neighbours.provisioning.fit_loss import file_curve, fit_inverse, fit_weighted, run_curve
 
     if options.storage is not None:
@@ -174,10 +175,10 @@ def _with_gpu_speeds(market: Market, speeds: list[str]) -> Market:
         try:
             value = positive(number)
         except ValueError:
-            raise InputError(f"--gpu-speed must read GPU=VCPUS, such as T4=40, got {text!r}") from None
+            raise InputError(f"provision.gpu-speed must read GPU=VCPUS, such as T4=40, got {text!r}") from None
         if name not in known:
             raise InputError(
-                f"--gpu-speed names {name!r}; the market {market.name} has {', '.join(known) or 'no GPUs'}"
+                f"provision.gpu-speed names {name!r}; the market {market.name} has {', '.join(known) or 'no GPUs'}"
             )
         known[name] = replace(known[name], vcpu_equivalents=value)
     return replace(market, gpus=tuple(known.values()))
@@ -194,8 +195,21 @@ def _each(option: str, text: str, count: int, kind: Callable[[str], N]) -> list[
     return numbers * count if len(numbers) == 1 else numbers
 
 
-def chosen_way(path: str, way: str | None) -> tuple[Provision, str]:
-    """The provision in a file, or the way of a table that was recommended or named; and the market that it is of.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What to train by: a plan, or a way of a comparison that may have one.
+
+    A way comes with its market, and with the global batch of the job that it was chosen for, where that is known.
+    """
+
+    plan: Plan | None
+    way: Provision | None = None
+    market: str = "aws"
+    global_batch: int | None = None
+
+
+def chosen_way(path: str, way: str | None) -> Work:
+    """The provision in a file, or the way of a table that was recommended or named.
 
     Raises InputError or FormatError.
     """
@@ -206,37 +220,48 @@ def chosen_way(path: str, way: str | None) -> tuple[Provision, str]:
             raise InputError(f"no way in {path} does the job: {table.why}")
         found = {each.way: each for each in table.provisions}
         if name not in found:
-            raise InputError(f"--way must be one of {', '.join(found)}, as in {path}, got {name!r}")
-        return found[name], table.market
+            raise InputError(f"plan.way must be one of {', '.join(found)}, as in {path}, got {name!r}")
+        one = found[name]
+        return Work(plan=one.plan, way=one, market=table.market, global_batch=table.job.global_batch)
     alone = read(Provision, path)
     if way not in (None, alone.way):
-        raise InputError(f"{path} has one way, {alone.way}, and --way names {way}")
-    return alone, "aws"
+        raise InputError(f"{path} has one way, {alone.way}, and plan.way names {way}")
+    return Work(plan=alone.plan, way=alone)
 
 
-def plan_in(path: str, way: str | None) -> Plan:
-    """The plan in a file, or that of a way that `provision compare --json` has printed, as `chosen_way` finds it.
+def work_in(path: str, way: str | None) -> Work:
+    """The plan in a file, or a way that `provision compare --json` has printed, as `chosen_way` finds it.
 
     Raises InputError or FormatError.
     """
-    if not os.path.exists(path) or not _is_table(path):
-        if way is not None:
-            raise InputError(
-                f"--way names {way}, but {path} has no ways: leave it out, or give as --plan what "
-                "`funcpipe provision compare --json` has printed"
-            )
-        return read(Plan, path)
-    found, _ = chosen_way(path, way)
-    if found.plan is None:
+    if os.path.exists(path) and (_is_table(path) or _is_of(Provision.FORMAT, path)):
+        return chosen_way(path, way)
+    if way is not None:
         raise InputError(
-            f"the way {found.way} rents machines and has no plan: train by it with funcpipe provision train, or name "
-            "the way funcpipe with --way"
+            f"plan.way names {way}, but {path} has no ways: leave it out, or give as --plan what "
+            "`funcpipe provision compare --json` has printed"
+        )
+    return Work(plan=read(Plan, path))
+
+
+def plan_in(path: str, way: str | None) -> Plan:
+    """The plan in a file, or that of a way. Raises InputError, for a way without a plan too, or FormatError."""
+    found = work_in(path, way)
+    if found.plan is None:
+        assert found.way is not None, "it is a plan otherwise"
+        raise InputError(
+            f"the way {found.way.way} has no plan: only `funcpipe train` trains by it; or take the way funcpipe, with "
+            "--set plan.way=funcpipe"
         )
     return found.plan
 
 
 def _is_table(path: str) -> bool:
+    return _is_of(ProvisionTable.FORMAT, path)
+
+
+def _is_of(form: str, path: str) -> bool:
     try:
-        return f'"{ProvisionTable.FORMAT}"' in Path(path).read_text(encoding="utf-8")[:100]
+        return f'"{form}"' in Path(path).read_text(encoding="utf-8")[:100]
     except (OSError, UnicodeDecodeError) as error:
         raise FormatError(f"{path}: cannot be read: {error}; `funcpipe provision compare --json` prints it") from error

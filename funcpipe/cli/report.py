@@ -1,4 +1,4 @@
-"""The verbs report, compare and history: plans and runs as pages and side by side, and what runs have taught.
+"""The verbs report and history: plans and runs as pages and side by side, and what runs have taught.
 
 Other verbs add to their predictions what has been observed here.
 """
@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from funcpipe import show
 from funcpipe.cli.files import write_file
-from funcpipe.cli.measure import planned_platform
 from funcpipe.cli.options import argument, group, option
 from funcpipe.cli.verbs import Options, verb
-from funcpipe.core import Plan, Source, read_trace, to_text, write_side_by_side
+from funcpipe.core import Plan, Source, Trace, read_trace, to_text, write_side_by_side
 from funcpipe.core.json_form import OBSERVED, to_plain
 from funcpipe.errors import InputError
-from funcpipe.platforms.catalog import load_spec, open_storage
+from funcpipe.platforms.catalog import load_spec, names_spec, open_storage
 
 if TYPE_CHECKING:
     from funcpipe.neighbours.history.learned import ObservedIteration
@@ -27,25 +26,30 @@ if TYPE_CHECKING:
 @verb(
     "funcpipe report observed.json predicted.json plan.json profile.json -o report.html\n"
     "  funcpipe report RUN --storage file:///tmp/runs -o report.html\n"
-    "  funcpipe report observed.json --predicted predicted.json",
+    "  funcpipe report observed.json predicted.json\n"
+    "  funcpipe report plan.json other.json",
     argument(
         "RUN|FILES ...",
-        "traces, a plan, its profile, a platform; with --storage, first the name of a run",
+        "traces, plans, a profile, a platform by name or file; with --storage, first the name of a run",
         "files",
         reads=True,
     ),
-    option("--predicted FILE", "trace written by `funcpipe simulate`", reads=True),
     option("--storage URL", "where the run keeps its objects"),
-    group("platform", planned_platform(from_file=False)),
     group(
         "output",
         option("-o --output FILE", "write an HTML page (needs the extra `report`)", writes=""),
-        option("--figure FILE", "draw both over time (needs matplotlib)", writes=""),
-        option("--perfetto FILE", "write both, one below the other, for https://ui.perfetto.dev", writes=""),
+        option("--figure FILE", "draw a run and its prediction over time (needs matplotlib)", writes=""),
+        option(
+            "--perfetto FILE",
+            "write a run and its prediction, one below the other, for https://ui.perfetto.dev",
+            writes="",
+        ),
     ),
+    about="Show a plan or a run as a page; or, without -o, compare a run with its prediction, or show plans or runs "
+    "side by side.",
 )
 def report(options: Options) -> None:
-    """Write a page about a plan or a run, or compare an observed run with its prediction."""
+    """Write a page about a plan or a run, or show files side by side."""
     if options.output is None:
         _in_text(options)
         return
@@ -61,32 +65,27 @@ def report(options: Options) -> None:
     )
 
 
-@verb(
-    "funcpipe compare plan.json other.json",
-    argument("FILES ...", "two or more plans, or two or more traces", "files", reads=True),
-)
-def compare(options: Options) -> None:
-    """Show plans or traces side by side."""
-    from funcpipe.show.side_by_side import side_by_side
-
-    found = side_by_side(options.files)
-    show.show(options.json, show.as_json(found.plain()), partial(show.beside, found))
-
-
 def _material(options: Options) -> "Material":
     """All that the command names, with the platform for which the plan was made."""
     from funcpipe.show.material import Material, merged, read_material
 
-    paths = [*options.files, *([options.predicted] if options.predicted else [])]
-    first, name = Material(), options.spec or options.platform
-    named = load_spec(name) if name else None
-    if options.storage is not None:
+    first, words = Material(), list(options.files)
+    run = [words.pop(0)] if options.storage is not None else []
+    names = [word for word in words if names_spec(word)]
+    if len(names) > 1:
+        raise InputError(f"the platform is given twice: {' and '.join(names)}; name one")
+    named = load_spec(names[0]) if names else None
+    if run:
         from funcpipe.show.material import load_kept
 
-        first, paths = load_kept(open_storage(options.storage), paths[0], named), paths[1:]
-    material = merged(first, read_material(paths))
-    if named is not None and material.spec is not None:
-        raise InputError("the platform is given twice: leave out --platform and --spec, or the file")
+        first = load_kept(open_storage(options.storage), run[0], named)
+    given = read_material([word for word in words if word not in names])
+    if named is not None and given.spec is not None:
+        raise InputError(f"the platform is given twice: leave out {names[0]}, or the file")
+    if given.profile is None and given.plan is not None and given.plan.request is not None:
+        made_from = given.plan.request
+        given = replace(given, profile=made_from.profile, spec=given.spec or made_from.spec)
+    material = merged(first, given)
     spec = named or material.spec
     if spec is None and material.profile is not None:
         spec = load_spec(material.profile.platform)
@@ -94,32 +93,39 @@ def _material(options: Options) -> "Material":
 
 
 def _in_text(options: Options) -> None:
+    """Compare a run with its prediction, or show files side by side."""
+    from funcpipe.show.side_by_side import side_by_side
+
+    if len(options.files) < 2 or options.storage is not None:
+        raise InputError("say what to make: -o report.html for a page, or name two files or more to compare")
+    if traces := _run_and_prediction(options.files):
+        _compare(options, *traces)
+        return
+    if options.figure or options.perfetto:
+        raise InputError("--figure and --perfetto show a run and its prediction: name one trace of each")
+    found = side_by_side(options.files)
+    show.show(options.json, show.as_json(found.plain()), partial(show.beside, found))
+
+
+def _run_and_prediction(files: Sequence[str]) -> tuple[str, Trace, Trace] | None:
+    """The file with the trace of a run, that trace, and the predicted one, if `files` are these two, in any order."""
+    from funcpipe.core.trace import TRACE_FORMAT
+    from funcpipe.show.material import document_format
+
+    if len(files) != 2 or any(document_format(path) != TRACE_FORMAT for path in files):
+        return None
+    by_source = {trace.source: (path, trace) for path, trace in ((path, read_trace(path)) for path in files)}
+    if by_source.keys() != {Source.EXECUTED, Source.SIMULATED}:
+        return None
+    return (*by_source[Source.EXECUTED], by_source[Source.SIMULATED][1])
+
+
+def _compare(options: Options, seen: str, observed: Trace, predicted: Trace) -> None:
     """Compare an observed run with its prediction."""
     from funcpipe.analysis.compare import compare as compare_traces
     from funcpipe.analysis.compare import typical_step
     from funcpipe.show.timeline import draw
 
-    if options.predicted is None or len(options.files) != 1 or options.storage is not None:
-        raise InputError(
-            "say what to make: -o report.html for a page, or name one observed trace and --predicted FILE to compare"
-        )
-    seen = options.files[0]
-    predicted, observed = read_trace(options.predicted), read_trace(seen)
-    if (predicted.source, observed.source) == (Source.EXECUTED, Source.SIMULATED):
-        raise InputError(
-            f"{seen} is a prediction and {options.predicted} was observed: they are swapped; "
-            f"run: funcpipe report {options.predicted} --predicted {seen}"
-        )
-    if observed.source is Source.SIMULATED:
-        raise InputError(
-            f"{seen} is a prediction, written by `funcpipe simulate`; "
-            "name the trace of a run, written by `funcpipe train --trace FILE`"
-        )
-    if predicted.source is Source.EXECUTED:
-        raise InputError(
-            f"--predicted {options.predicted} was observed in a run; "
-            "name a prediction, written by `funcpipe simulate --trace FILE`"
-        )
     comparison = compare_traces(predicted, observed)
     step = typical_step(observed)
     if options.figure:

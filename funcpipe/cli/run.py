@@ -1,4 +1,4 @@
-"""The verbs for runs that are under way, were left, or have ended: status, logs, stop, clean, export, key."""
+"""The verbs for runs that are under way, were left, or have ended: status, logs, stop, clean, export."""
 
 import dataclasses
 import json
@@ -30,9 +30,17 @@ DEPLOYMENT = [
 STORAGE = option("--storage URL", "where the run keeps its objects", needed=True, key="platform.storage")
 
 
-@verb(f"funcpipe run status RUN {_WHERE}", RUN, STORAGE)
+@verb(
+    f"funcpipe run status RUN {_WHERE}",
+    RUN,
+    STORAGE,
+    option("--key", "print the run's key instead, whose holder can act for the run from elsewhere"),
+)
 def status(options: Options) -> int:
     """Show the status of a run; ends with 1 if it has failed, with 3 if work is left and no function is alive."""
+    if options.key:
+        _show_key(options)
+        return 0
     from funcpipe.client.control.status import status as find_status
 
     found = find_status(open_storage(options.storage), options.name, open_platform)
@@ -99,8 +107,7 @@ def export(options: Options) -> None:
     show.show(options.json, show.as_json(summary), lambda: said)
 
 
-@verb(f"funcpipe run key RUN {_WHERE}", RUN, STORAGE)
-def key(options: Options) -> None:
+def _show_key(options: Options) -> None:
     """Print the key of a run's newest generation. Its holder can act for the run."""
     from funcpipe.client.control.stopping import run_key
 

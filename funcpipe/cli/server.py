@@ -1,4 +1,4 @@
-"""The verb provision train: training around a parameter server."""
+"""What the verb train does for a way around a parameter server, as `provision compare` has found it."""
 
 from functools import partial
 from typing import Any
@@ -7,94 +7,91 @@ from funcpipe import show
 from funcpipe.cli import training
 from funcpipe.cli.estimate import ask
 from funcpipe.cli.factories import load_data
-from funcpipe.cli.files import check_holds, check_model_file, free_model_file, write_somewhere
-from funcpipe.cli.options import Choice, group, option, whole
-from funcpipe.cli.provision import chosen_way
-from funcpipe.cli.verbs import Options, verb
-from funcpipe.core import OptimizerKind
+from funcpipe.cli.files import check_holds, free_model_file, write_somewhere
+from funcpipe.cli.options import Choice, group, named, setting, whole
+from funcpipe.cli.provision import Work
+from funcpipe.cli.verbs import Options
+from funcpipe.core import Coupled, OptimizerKind, Precision, to_text
 from funcpipe.core.texts import time_text, usd_text
 from funcpipe.errors import InputError
-from funcpipe.platforms.catalog import load_market
+from funcpipe.platforms.catalog import LOCAL, load_market
 
-
-@verb(
-    "funcpipe provision train funcpipe.examples.spirals:model --provision provision.json --way spotdnn \\\n"
-    "    --data funcpipe.examples.spirals:train_data --global-batch 64 --micro-batch 8 --epochs 6",
-    training.MODEL,
-    group(
-        "machines and data",
-        option("--provision FILE", "what `funcpipe provision compare --json` has printed", needed=True, reads=True),
-        option("--way WAY", "the way to train by (default: the one that is recommended)"),
-        option("--market NAME|FILE", "the market of the machines (default: that of the provision)"),
-        option(
-            "--platform URL",
-            "a Ray cluster that has the machines, such as ray://auto, or a deployment that has the functions, such as "
-            "aws-lambda://NAME (default: processes of this machine; those of a way on machines need Ray: extra `ray`)",
-        ),
-        option("--like NAME", "give local functions the limits of this platform"),
-        option(
-            "--storage URL",
-            "where the data and the server's state are kept, and what functions exchange, such as redis://host/0",
-        ),
-        training.data(""),
-        training.BLOCKS,
+SERVER = group(
+    "parameter server",
+    setting(
+        "training.updates",
+        "of a way with a parameter server: update with the gradients of a whole global batch, as one process does, or "
+        "with each push of a worker",
+        Choice(("bsp", "asp")),
+        "bsp",
     ),
-    group(
-        "training",
-        option(
-            "--updates",
-            "update with the gradients of a whole global batch, as one process does, or with each push of a worker",
-            Choice(("bsp", "asp")),
-            "bsp",
-        ),
-        option("--global-batch N", "samples of an update", whole(), needed=True),
-        option("--micro-batch N", "samples dealt out at once", whole(), needed=True),
-        option("--epochs N", "passes over the data", whole(), 1),
-        training.learning("--kind"),
-        option("--kind", "the optimiser", OptimizerKind, OptimizerKind.SGD),
-        training.precision("fp32"),
-        training.seed("weights, order and dropout"),
-        option("--checkpoint N", "save the server after every N updates", whole(0), 0),
-        option("--run-name RUN", "name of the run; one that was saved goes on"),
-    ),
-    group(
-        "limits: Of training on functions, which stops there.",
-        training.LIMITS,
-        option("--yes", "do not ask whether the expected cost is right"),
-    ),
-    group("output", option("-o --output FILE", "write the trained state_dict: .safetensors, .pt or .pth", writes="")),
+    setting("plan.global-batch N", "of such a way: samples of an update (default: those of the job)", whole()),
+    setting("model.micro-batch N", "of such a way: samples dealt out at once", whole()),
+    setting("platform.market NAME|FILE", "of such a way: the market of the machines (default: that of the job)"),
 )
-def train(options: Options) -> None:
-    """Train a model around a parameter server, and write it to a file."""
-    way, found = chosen_way(options.provision, options.way)
-    market = load_market(options.market or found)
-    if options.checkpoint and options.storage is None:
-        raise InputError("--checkpoint saves the server's state into a storage: give --storage URL too")
-    check_model_file(options.output)
-    output = options.output or free_model_file()
+"""The settings of training around a parameter server."""
+
+_BY_PLAN = (
+    *("ema", "validation_data", "every_steps", "every_epochs", "metrics", "monitor", "mode", "patience", "min_delta"),
+    *("best", "spec", "detach", "take_over", "from_start", "keep_model", "rehearse", "failure_interval_s", "on_oom"),
+    *("on_drift", "message_deadline_s", "log", "trace", "averaged_output", "loss_output"),
+)
+"""What only training by a plan does."""
+
+
+def check_by_plan(options: Options) -> None:
+    """Raise InputError for what only a way with a parameter server needs, where a plan says it."""
+    for one in SERVER:
+        if one.name in options.given:
+            raise InputError(f"{named(one)} is for a way with a parameter server: a plan has its own")
+
+
+def train_around_server(options: Options, work: Work) -> None:
+    """Train a model by a way with a parameter server, and write it to a file, or only say what that would take."""
+    way = work.way
+    assert way is not None, "it is no plan"
+    for one in options.command.params:
+        if one.name in _BY_PLAN and one.name in options.given:
+            raise InputError(f"{named(one)} is for training by a plan, and the way {way.way} has none")
+    market, platform = load_market(options.market or work.market), _elsewhere(options.platform)
+    global_batch = options.global_batch or work.global_batch
+    if options.checkpoint_steps and options.storage is None:
+        raise InputError("training.checkpoint saves the server's state into a storage: give --storage URL too")
     training.check_code(options)
     from funcpipe.neighbours.parameter_server.on_machines import cluster_of
 
-    cluster_of(way, market, platform=options.platform, like=options.like)  # mistakes are reported before any question
-    ask(options, [f"{way.way} is predicted to take {time_text(way.seconds)} and {usd_text(way.usd)}: {way.text}"])
-
-    pipe = training.pipe_of(options, optimizer=training.optimizer_of(options, options.kind))
+    cluster_of(way, market, platform=platform, like=options.like)  # mistakes are reported before any question
+    if global_batch is None or options.micro_batch is None:
+        key = "plan.global-batch" if global_batch is None else "model.micro-batch"
+        raise InputError(f"the way {way.way} does not say how large a batch is: give --set {key}=N")
+    line = f"{way.way} is predicted to take {time_text(way.seconds)} and {usd_text(way.usd)}: {way.text}"
+    if options.dry_run:
+        show.show(options.json, to_text(way), lambda: line)
+        return
+    ask(options, [line])
+    output = options.output or free_model_file()
+    pipe = training.pipe_of(
+        options,
+        optimizer=training.optimizer_of(options, OptimizerKind.SGD),
+        precision=options.precision or Precision.FP32,
+        coupled=options.coupled or Coupled.REFUSE,
+    )
     check_holds(output, pipe.model.state_dict())
     result = pipe.train_with_server(
         load_data(options.data),
         way=way,
-        global_batch=options.global_batch,
+        global_batch=global_batch,
         micro_batch=options.micro_batch,
         epochs=options.epochs,
         updates=options.updates,
         market=market,
-        platform=options.platform,
+        platform=platform,
         like=options.like,
-        save_every=options.checkpoint,
+        save_every=options.checkpoint_steps or 0,
         limits=training.limits_of(options),
         seed=options.seed,
         storage=options.storage,
-        run=options.run_name,
+        run=options.resume or options.name,
     )
     write_somewhere(result.state_dict(), output, result.run)
     summary: dict[str, Any] = {"run": result.run, "way": way.way, "updates": result.updates.value}
@@ -107,3 +104,8 @@ def train(options: Options) -> None:
 def _push(push: Any) -> dict[str, Any]:
     names = ("worker", "samples", "loss", "staleness", "iterations", "time_s")
     return {name: getattr(push, name) for name in names}
+
+
+def _elsewhere(platform: str) -> str | None:
+    """Where the way's functions or machines are, unless they are processes of this machine."""
+    return None if platform == LOCAL else platform

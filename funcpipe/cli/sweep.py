@@ -11,7 +11,7 @@ from funcpipe.cli import training
 from funcpipe.cli.estimate import ask
 from funcpipe.cli.factories import check_names, load_data, load_factory, made
 from funcpipe.cli.files import check_model_file, write_file, write_somewhere
-from funcpipe.cli.options import FACTORY, Choice, argument, group, option, whole
+from funcpipe.cli.options import FACTORY, Choice, argument, group, option, setting, whole
 from funcpipe.cli.train import storage_url
 from funcpipe.cli.verbs import Options, verb
 from funcpipe.core import Plan, RunLimits, Validation, read
@@ -47,12 +47,14 @@ class _OnlyEstimated(Exception):
         option(f"--validation-data {FACTORY}|URL", "what trials are validated on", needed=True, key="data.validation"),
         training.METRICS,
         option("--monitor NAME", "the value of a trial: val_loss, or a metric", None, "val_loss"),
-        option("--monitor-mode", "whether the best is the smallest or the largest", Choice(("min", "max")), "min"),
+        setting(
+            "training.monitor-mode", "whether the best is the smallest or the largest", Choice(("min", "max")), "min"
+        ),
         option("--epochs N", "passes over the data", whole(), 1),
         option("--plan FILE", "plan for all trials (default: the cheapest, for --global-batch)", reads=True),
         option("--global-batch N", "samples in a step, where no plan is given", whole()),
-        option("--micro-batch N", "samples computed at a time, where no plan is given (default: all)", whole()),
-        training.seed("the sampler, and the order of the data"),
+        setting("model.micro-batch N", "samples computed at a time, where no plan is given (default: all)", whole()),
+        training.seed_setting("the sampler, and the order of the data"),
     ),
     group(
         "search",
@@ -60,6 +62,7 @@ class _OnlyEstimated(Exception):
         option(f"--pruner NAME|{FACTORY}", f"which trials end early: {', '.join(_PRUNERS)}", None, "none"),
     ),
     training.RUN_PLATFORM,
+    training.LIKE_SETTING,
     group(
         "sweep",
         option("--run NAME", "name of the new sweep (default: a random one)", to="name"),
@@ -70,7 +73,7 @@ class _OnlyEstimated(Exception):
     group(
         "limits: No trial starts that is not expected to end within them; those that reach one can be resumed.",
         option("--max-functions N", "functions at once (default: as many as the platform has)", whole()),
-        *training.LIMITS,
+        *training.RARE_LIMITS,
         option("--dry-run", "say what the sweep is expected to take and to cost, and start nothing", key=""),
         option("--yes", "do not ask whether the expected cost is right", key=""),
     ),

@@ -9,8 +9,9 @@ from funcpipe.cli import training
 from funcpipe.cli.estimate import confirm, dry_run
 from funcpipe.cli.factories import check_names, load_data
 from funcpipe.cli.files import check_holds, check_model_file, free_model_file, write_file, write_somewhere
-from funcpipe.cli.options import FACTORY, Choice, Option, group, not_negative, option, positive, whole
-from funcpipe.cli.provision import plan_in
+from funcpipe.cli.options import FACTORY, Choice, Option, group, not_negative, option, positive, setting, whole
+from funcpipe.cli.provision import plan_in, work_in
+from funcpipe.cli.server import SERVER, check_by_plan, train_around_server
 from funcpipe.cli.verbs import Options, fields_of, verb
 from funcpipe.core import Coupled, Plan, RunSettings, Validation, to_text, write_trace
 from funcpipe.core.json_form import to_plain
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from funcpipe.training.averaging import EMA
 
 
+WAY = setting("plan.way NAME", "of the ways that --plan names, the one to take (default: the one recommended)")
+
 _PLAN_AND_DATA = group(
     "plan and data",
     option(
@@ -33,7 +36,7 @@ _PLAN_AND_DATA = group(
         key="plan.file",
         reads=True,
     ),
-    option("--way WAY", "of several ways, the one whose plan to take (default: the one recommended)"),
+    WAY,
     training.data("data.train"),
     training.BLOCKS,
 )
@@ -45,33 +48,33 @@ def learning(optimizer: str, precision: str | None) -> list[Option]:
 
 
 _EXACTLY = [
-    option(
-        "--on-nan",
+    setting(
+        "training.on-nan",
         "when a loss or gradients are NaN or infinite, end the run, skip that step, or train on",
         Choice(("stop", "skip", "ignore")),
         "stop",
     ),
-    option(
-        "--reduction",
+    setting(
+        "training.reduction",
         "what the loss returns: a mean over samples, (sum, weight), or torch's mean over targets that are not ignored",
         Choice(("mean", "weighted", "tokens")),
         "mean",
     ),
-    option(
-        "--coupled",
+    setting(
+        "training.coupled",
         "when the loss of a batch is not the mean of its micro-batches' losses, start nothing, train on their "
         "mean as gradient accumulation does, or compute it once for the whole batch, by a plan made with "
-        "`--coupled cache` (default: cache for such a plan, else refuse)",
+        "plan.coupled=cache (default: cache for such a plan, else refuse)",
         Coupled,
     ),
-    training.seed("the weights, the order of the data and dropout"),
+    training.seed(),
 ]
 
 _LEARNING = learning("the plan's kind, with --lr", None)
 
 LENGTH = [
     option("--epochs N", "passes over the data", whole(), 1),
-    option("--ema DECAY", "keep the exponential moving average of the parameters", positive),
+    setting("training.ema DECAY", "keep the exponential moving average of the parameters", positive),
 ]
 
 VALIDATION = group(
@@ -81,16 +84,20 @@ VALIDATION = group(
         "factory or URL of a dataset to validate on, in eval mode, meanwhile",
         key="data.validation",
     ),
-    option("--validate-steps N", "validate every N steps", whole(), to="every_steps", one_of="validate"),
-    option(
-        "--validate-epochs N", "validate every N epochs (default: 1)", whole(), to="every_epochs", one_of="validate"
-    ),
     training.METRICS,
-    option("--monitor NAME", "what decides the best validation: val_loss, or a metric", of=Validation),
-    option("--monitor-mode", "whether the best is the smallest or the largest", of=Validation, to="mode"),
-    option("--patience N", "end after N validations that are no better", whole()),
-    option("--min-delta X", "differences up to X are no better", not_negative, of=Validation),
-    option("--best FILE", "write the state_dict with the best validation, as with -o", writes=""),
+    setting("training.validate-steps N", "validate every N steps", whole(), to="every_steps", one_of="validate"),
+    setting(
+        "training.validate-epochs N",
+        "validate every N epochs (default: 1)",
+        whole(),
+        to="every_epochs",
+        one_of="validate",
+    ),
+    setting("training.monitor NAME", "what decides the best validation: val_loss, or a metric", of=Validation),
+    setting("training.monitor-mode", "whether the best is the smallest or the largest", of=Validation, to="mode"),
+    setting("training.patience N", "end after N validations that are no better", whole()),
+    setting("training.min-delta X", "differences up to X are no better", not_negative, of=Validation),
+    setting("training.best FILE", "write the state_dict with the best validation, as with -o", writes=""),
 )
 
 RUN = group(
@@ -110,15 +117,14 @@ RUN = group(
         "with --resume, train again from the first step, with the parameters that were uploaded then",
         key="",
     ),
-    option(
-        "--no-keep-model",
-        "delete the run when it has finished (default: with --storage or a deployment, its model is kept)",
+    setting(
+        "training.keep-model",
+        "with --storage or a deployment, keep the run's model when it has finished; otherwise delete the run",
         of=RunSettings,
-        to="keep_model",
     ),
-    option(
-        "--no-rehearsal",
-        "start at once, without training on one micro-batch here to find mistakes",
+    setting(
+        "training.rehearsal",
+        "train on one micro-batch here before anything starts, to find mistakes",
         of=RunSettings,
         to="rehearse",
     ),
@@ -141,17 +147,17 @@ OUTPUT = group(
         "--log KIND:WHERE ...",
         "log all steps to csv:FILE, tensorboard:FOLDER, mlflow:URI or wandb:PROJECT; can be given several times",
     ),
-    option("--trace FILE", "write the events of the last steps, for `funcpipe report`", key="", writes="trace"),
+    option("--trace FILE", "write the events of the last steps, for `funcpipe report`", writes="trace"),
     option(
         "-o --output FILE",
         "write the trained state_dict: .safetensors, or .pt or .pth with torch.save (default: model.safetensors, or a "
         "name with a number; none with --storage, which keeps the model for `funcpipe run export`)",
         writes="",
     ),
-    option("--averaged-output FILE", "write the state_dict with those averages (--ema), as with -o", writes=""),
-    option(
-        "--loss-output FILE", "write the state_dict of a loss that has parameters of its own, as with -o", writes=""
+    setting(
+        "training.averaged-output FILE", "write the state_dict with the averages of training.ema, as with -o", writes=""
     ),
+    setting("training.loss-output FILE", "write the state_dict of a loss that has parameters, as with -o", writes=""),
 )
 
 
@@ -163,23 +169,31 @@ OUTPUT = group(
     group("training", _LEARNING, LENGTH),
     VALIDATION,
     training.RUN_PLATFORM,
+    training.LIKE,
     RUN,
     training.FAULTS,
     LIMITS,
     OUTPUT,
+    SERVER,
     common=(
-        *("--plan", "--data", "--loss", "--optimizer", "--lr", "--epochs", "--validation-data"),
-        *("--platform", "--storage", "--resume", "--max-usd", "--dry-run", "--output"),
+        *("--plan", "--data", "--loss", "--optimizer", "--lr", "--epochs", "--precision", "--validation-data"),
+        *("--platform", "--storage", "--resume", "--detach", "--max-usd", "--dry-run", "--output"),
     ),
     table="training",
 )
 def train(options: Options) -> None:
-    """Train a model on functions, by a plan.
+    """Train a model on functions by a plan, or around a parameter server by a way that has no plan.
 
     The trained model is written to a file, unless the run keeps it in its storage and no file is wanted.
     """
     check_given(options)
-    output, plan = model_file(options), checked_plan(options)
+    output, work = model_file(options), work_in(options.plan, options.way)
+    if work.plan is None:
+        train_around_server(options, work)
+        return
+    plan = work.plan
+    check_by_plan(options)
+    training.check_code(options)
     if not options.dry_run:
         _precheck(options, plan, training.run_of(options)["settings"])
     training.load_torch(options.platform)
@@ -340,7 +354,7 @@ def average_of(options: Options) -> "EMA | None":
 
     decay, output = getattr(options, "ema", None), getattr(options, "averaged_output", None)
     if output is not None and decay is None:
-        raise InputError("--averaged-output writes averages, and none are kept; add --ema 0.999")
+        raise InputError("training.averaged-output is for averages, and none are kept: --set training.ema=0.999")
     return None if decay is None else EMA(decay=decay)
 
 
@@ -355,8 +369,8 @@ def check_given(options: Options) -> None:
     if options.validation_data is not None:
         check_names({"--validation-data": options.validation_data})
         return
-    given = {"--metric": options.metrics, "--patience": options.patience, "--best": options.best}
-    given |= {"--validate-steps": options.every_steps, "--validate-epochs": options.every_epochs}
+    given = {"--metric": options.metrics, "training.patience": options.patience, "training.best": options.best}
+    given |= {"training.validate-steps": options.every_steps, "training.validate-epochs": options.every_epochs}
     for name, value in given.items():
         if value:
             raise InvalidValue(name, value, "needs a dataset to validate on: --validation-data MODULE:FACTORY")

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from funcpipe.cli import as_before, is_program
 from funcpipe.cli.factories import check_names, load_factory, make_model
 from funcpipe.cli.files import SAFETENSORS
-from funcpipe.cli.options import FACTORY, Option, argument, group, option, positive, whole
+from funcpipe.cli.options import FACTORY, Option, Setting, argument, group, option, positive, setting, whole
 from funcpipe.cli.verbs import Options, fields_of
 from funcpipe.core import FaultTolerance, Interval, OptimizerKind, Precision, RunLimits, RunSettings
 from funcpipe.errors import InputError, InvalidValue
@@ -21,15 +21,17 @@ if TYPE_CHECKING:
     from funcpipe.api import FuncPipe
     from funcpipe.training.averaging import Teacher
 
+OPTIMIZERS = tuple(kind.value for kind in OptimizerKind)
+"""The optimisers that have a name."""
+
 _SEED = whole(0, 2**63 - 1)
 
 MODEL = argument(FACTORY, "factory that returns the model, an nn.Module", "model", key="model.factory")
 
-BLOCKS = option(
-    "--block PATH ...",
+BLOCKS = setting(
+    "model.block PATH ...",
     "make the module at this path one layer, whatever is inside; may be given several times",
     to="blocks",
-    key="model.block",
 )
 
 LOSS = option(
@@ -47,21 +49,21 @@ METRICS = option(
     key="training.metric",
 )
 
-TEACHERS = option(
-    "--teacher STUDENT:TEACHER:DECAY ...",
+TEACHERS = setting(
+    "model.teacher STUDENT:TEACHER:DECAY ...",
     "after each step let the module at the path TEACHER become DECAY of itself and 1 - DECAY of the one at "
     "STUDENT; may be given several times; give the same to profile and to train",
     to="teachers",
-    key="model.teacher",
 )
+
+
+_PRECISION = "compute in this format under autocast, with parameters in fp32"
 
 
 def precision(default: str | None) -> Option:
     """The option of the precision."""
-    text = "compute in this format under autocast, with parameters in fp32"
-    return option(
-        "--precision {fp32,bf16,fp16}", text if default else f"{text} (default: the plan's)", _precision, default
-    )
+    text = _PRECISION if default else f"{_PRECISION} (default: the plan's)"
+    return option("--precision {fp32,bf16,fp16}", text, _precision, default)
 
 
 def _precision(text: str) -> Precision:
@@ -76,26 +78,39 @@ def learning(optimizer: str) -> list[Option]:
     return [
         LOSS,
         option(
-            f"--optimizer {FACTORY}",
-            f"factory that takes the parameters and returns an optimiser (default: {optimizer})",
+            f"--optimizer NAME|{FACTORY}",
+            f"sgd, momentum or adam, with --lr; or a factory that takes the parameters (default: {optimizer})",
         ),
-        option("--lr RATE", "learning rate where --optimizer is not given", positive, 0.01),
-        option(f"--scheduler {FACTORY}", "factory that takes the optimiser and returns a learning-rate scheduler"),
-        option("--scheduler-interval", "when it is stepped", Interval, Interval.EPOCH),
-        option("--clip-grad-norm NORM", "clip the norm of the whole model's gradient", positive),
-        option("--clip-grad-value VALUE", "clip each element of the gradient to this size", positive),
+        option("--lr RATE", "learning rate where --optimizer is no factory", positive, 0.01),
+        setting(
+            f"training.scheduler {FACTORY}", "factory that takes the optimiser and returns a learning-rate scheduler"
+        ),
+        setting("training.scheduler-interval", "when it is stepped", Interval, Interval.EPOCH),
+        setting("training.clip-grad-norm NORM", "clip the norm of the whole model's gradient", positive),
+        setting("training.clip-grad-value VALUE", "clip each element of the gradient to this size", positive),
     ]
 
 
-def seed(of: str) -> Option:
+_SEED_OF_TRAINING = "the weights, the order of the data and dropout"
+
+
+def seed(of: str = _SEED_OF_TRAINING) -> Option:
     """The option of the seed."""
-    return option("--seed N", f"seed of {of}", _SEED, 0)
+    return option("--seed N", f"seed of {of}", _SEED, 0, key="training.seed")
 
 
-LIMITS = [
-    option("--max-usd USD", "stop before the run costs more than this", positive),
-    option("--deadline SECONDS", "stop before the run takes longer than this", positive, to="deadline_s"),
-]
+def seed_setting(of: str = _SEED_OF_TRAINING) -> Setting:
+    """The seed, where it is wanted rarely."""
+    return setting("training.seed N", f"seed of {of}", _SEED, 0)
+
+
+_DEADLINE = "stop before the run takes longer than this"
+
+MAX_USD = option("--max-usd USD", "stop before the run costs more than this", positive)
+
+LIMITS = [MAX_USD, option("--deadline SECONDS", _DEADLINE, positive, to="deadline_s")]
+
+RARE_LIMITS = [MAX_USD, setting("training.deadline SECONDS", _DEADLINE, positive, to="deadline_s")]
 
 
 def data(key: str) -> Option:
@@ -103,6 +118,13 @@ def data(key: str) -> Option:
     text = "factory that returns the dataset, called in the functions; or the URL of one, as s3://bucket/prefix"
     return option(f"--data {FACTORY}|URL", text, needed=True, key=key)
 
+
+def rare_precision() -> Setting:
+    """The precision, where it is wanted rarely."""
+    return setting("training.precision {fp32,bf16,fp16}", f"{_PRECISION} (default: the plan's)", _precision)
+
+
+_LIKE = "give local functions the memory, processors, links and lifetime of this platform"
 
 RUN_PLATFORM = group(
     "platform",
@@ -115,27 +137,23 @@ RUN_PLATFORM = group(
         key="platform.run-on",
     ),
     option(
-        "--like NAME",
-        "give local functions the memory, processors, links and lifetime of this platform",
-        key="platform.like",
-    ),
-    option(
         "--storage URL",
         "where the run keeps its objects, such as file:///tmp/runs, s3://bucket/prefix or redis://host/0 "
         "(default: a temporary folder, or the deployment's own storage). For a plan with several stores: "
         "default=URL,messages=URL,sums=URL,checkpoints=URL",
         key="platform.storage",
     ),
-    option(
-        "--spec FILE",
-        "platform specification to price the bill with (default: the plan's platform)",
-        key="platform.spec",
-        reads=True,
+    setting(
+        "platform.spec FILE", "platform specification to price the bill with (default: the plan's platform)", reads=True
     ),
 )
 
-MESSAGE_DEADLINE = option(
-    "--message-deadline SECONDS",
+LIKE = group("platform", option("--like NAME", _LIKE, key="platform.like"))
+
+LIKE_SETTING = setting("platform.like NAME", _LIKE)
+
+MESSAGE_DEADLINE = setting(
+    "training.message-deadline SECONDS",
     "end the run when a worker has waited this long for a message",
     positive,
     of=RunSettings,
@@ -144,26 +162,26 @@ MESSAGE_DEADLINE = option(
 
 FAULTS = group(
     "fault tolerance",
-    option(
-        "--checkpoint N",
+    setting(
+        "training.checkpoint N",
         "save a checkpoint every N steps (default: an interval that suits the measured times)",
         whole(),
         to="checkpoint_steps",
     ),
-    option(
-        "--failure-interval SECONDS",
+    setting(
+        "training.failure-interval SECONDS",
         "expected time between failures of a function, from which the checkpoint interval follows",
         positive,
         of=FaultTolerance,
         to="failure_interval_s",
     ),
-    option(
-        "--on-oom",
+    setting(
+        "training.on-oom",
         "when a function runs out of memory, end the run or continue with larger functions",
         of=FaultTolerance,
     ),
-    option(
-        "--on-drift",
+    setting(
+        "training.on-drift",
         "when replicas come to differ, as on unlike processors, copy the parameters of the first or end the run",
         of=FaultTolerance,
     ),
@@ -176,7 +194,7 @@ def check_code(options: Options) -> None:
     given = {"the model": options.model, "--data": options.data}
     if getattr(options, "loss", "own") != "own":
         given["--loss"] = options.loss
-    if getattr(options, "optimizer", None):
+    if getattr(options, "optimizer", None) and options.optimizer not in OPTIMIZERS:
         given["--optimizer"] = options.optimizer
     check_names(given)
 
@@ -277,7 +295,9 @@ def teachers_of(options: Sequence[str]) -> "list[Teacher]":
             student, teacher, decay = text.split(":")
             found.append(Teacher(student=student, teacher=teacher, decay=float(decay)))
         except ValueError as error:
-            raise InputError(f"--teacher {text}: give STUDENT:TEACHER:DECAY, such as student:teacher:0.996") from error
+            raise InputError(
+                f"--set model.teacher={text}: give STUDENT:TEACHER:DECAY, such as student:teacher:0.996"
+            ) from error
     return found
 
 
@@ -285,9 +305,9 @@ def optimizer_of(options: Options, kind: OptimizerKind) -> Any:
     """The optimiser factory that was named, or one of that kind."""
     import torch
 
-    if options.optimizer:
+    if options.optimizer and options.optimizer not in OPTIMIZERS:
         return load_factory(options.optimizer)
-    match kind:
+    match OptimizerKind(options.optimizer or kind):
         case OptimizerKind.SGD:
             return partial(torch.optim.SGD, lr=options.lr)
         case OptimizerKind.MOMENTUM:

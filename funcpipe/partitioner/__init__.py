@@ -3,7 +3,8 @@
 Here is what can be asked of the planner by name, and how many layers it plans with; loading it takes nothing but the
 standard library.
 
-A *solver* finds the best plan (`--solver`); a *policy* is another way to choose a plan (`--policy`), to compare with.
+A *solver* finds the best plan (`plan.solver`); a *policy* is another way to choose a plan (`plan.policy`), to compare
+with.
 """
 
 from importlib import import_module

@@ -54,6 +54,12 @@ def load_spec(name: str) -> PlatformSpec:
     raise InvalidValue("platform", name, rule)
 
 
+def names_spec(text: str) -> bool:
+    """Return True if `text` is the name of a platform, with or without a region, and no file."""
+    parts = urlsplit(text)
+    return not os.path.exists(text) and (parts.scheme or parts.path) in spec_names()
+
+
 def planned_spec(plan: Plan) -> PlatformSpec:
     """Return the specification that `plan` was made for, in its region."""
     return priced_in(load_spec(plan.platform), plan.region)

@@ -275,7 +275,7 @@ def _why_unknown(run: str, own: Sequence[str]) -> str:
     """Return advice for a user who asks for a run of which there is no record."""
     left = [key for key in own if not key.startswith(Keys(run).owner.prefix)]
     if not left:
-        kept = f"one that was stopped is kept for {KEEP_DAYS} days, or what deploy --keep-days says"
+        kept = f"one that was stopped is kept for {KEEP_DAYS} days, or what platform.keep-days of deploy says"
         return f"its name is what `train` printed; in a deployment's own bucket, {kept}"
     count = "an object" if len(left) == 1 else f"{len(left)} objects"
     why = f"its client ended before it began, {WHY_GONE}"

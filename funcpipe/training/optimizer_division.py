@@ -322,7 +322,7 @@ def check_stages(
         return
     raise PlanError(
         f"{_text(found, f'in the {len(stages)} stages of the plan')}; {_instead(found)}, or plan with one stage "
-        f"(pins=Pins(together=[{together!r}]), on the command line --together {','.join(together)})"
+        f"(pins=Pins(together=[{together!r}]), on the command line --set plan.together={','.join(together)})"
     )
 
 
@@ -348,8 +348,8 @@ def _text(found: _Difference, where: str) -> str:
 def _instead(found: _Difference) -> str:
     if found.cause is _Cause.CLIPS:
         return (
-            "let FuncPipe clip, with clip_grad_norm=... (--clip-grad-norm), and not the optimiser, or choose one that "
-            "updates each parameter by itself"
+            "let FuncPipe clip, with clip_grad_norm=... (--set training.clip-grad-norm=NORM), and not the optimiser, "
+            "or choose one that updates each parameter by itself"
         )
     return "choose one that updates each parameter by itself (SGD, Adam, AdamW, …)"
 
@@ -374,7 +374,7 @@ def check_sharding(
         raise PlanError(
             f"the optimiser cannot be divided over replicas where stages share parameters, as {first} and "
             f"{', '.join(map(str, others))} share {routes.ties[0].parameters[0]}; keep its layers together "
-            "(--together), or plan without shard_optimizer"
+            "(--set plan.together=LAYER,LAYER), or plan without shard_optimizer"
         )
     found = _find_difference(factory, shapes, stages, cut=True)
     if found is not None:

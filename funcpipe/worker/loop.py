@@ -222,7 +222,7 @@ class Worker:
         if drift is None:
             return False
         if self.spec.faults.on_drift is OnDrift.FAIL:
-            raise ReplicasDiffer(f"{drift}; --on-drift copy would take them from the checkpoint instead")
+            raise ReplicasDiffer(f"{drift}; --set training.on-drift=copy would take them from the checkpoint instead")
         _log.warning("%s", drift)
         return self.progress.done < self.progress.steps  # the run's result is the first replica's
 

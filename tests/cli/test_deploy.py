@@ -83,7 +83,7 @@ def ways(tmp_path: Path) -> str:
     return str(tmp_path / "ways.json")
 
 
-@pytest.mark.parametrize("words", [["ways.json", "--way", "one-machine"], ["way.json"]])
+@pytest.mark.parametrize("words", [["ways.json", "--set", "plan.way=one-machine"], ["way.json"]])
 def test_machines_of_a_provision_get_a_task_file(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,7 +91,7 @@ def test_machines_of_a_provision_get_a_task_file(
     ways(tmp_path)
     monkeypatch.chdir(tmp_path)
     Path("funcpipe.toml").write_text('[plan]\nfile = "plan.json"')
-    deploy = ["deploy", "sky", "--provision", *words, "--run", "funcpipe train job", "--region", "eu-central-1"]
+    deploy = ["deploy", "sky", "--plan", *words, "--command", "funcpipe train job", "--region", "eu-central-1"]
     assert main([*deploy, "--template-only", "sky.yaml"]) == 0
     text = Path("sky.yaml").read_text()
     for line in ("num_nodes: 2", '  instance_type: "c7i.4xlarge"', '  region: "eu-central-1"', "  funcpipe train job"):
@@ -101,11 +101,11 @@ def test_machines_of_a_provision_get_a_task_file(
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "deploy sky writes a task file: say which machines with --provision"),
-        (["--provision", "{}", "--run", "x"], "the way funcpipe rents 2 x 2048MB aws-lambda, which is no machine"),
-        (["--provision", "{}", "--run", "x", "--way", "y"], "--way must be one of funcpipe, one-machine"),
-        (["--provision", "/nowhere", "--run", "x"], "/nowhere: cannot be read"),
-        (["--provision", "{}", "--run", "x", "--sizes", "1MB"], "--sizes is for functions of a cloud"),
+        ([], "deploy sky writes a task file: say which machines with --plan"),
+        (["--plan", "{}", "--command", "x"], "the way funcpipe rents 2 x 2048MB aws-lambda, which is no machine"),
+        (["--plan", "{}", "--command", "x", "--set", "plan.way=y"], "plan.way must be one of funcpipe, one-machine"),
+        (["--plan", "/nowhere", "--command", "x"], "/nowhere: cannot be read"),
+        (["--command", "x", "--sizes", "1MB"], "--sizes is for functions of a cloud"),
     ],
 )
 def test_what_is_no_task_file_is_told(

@@ -177,8 +177,8 @@ def test_a_run_elsewhere_is_told_and_does_not_count(here: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--way", "one-machine"], "rents machines and has no plan: train by it with funcpipe provision train"),
-        (["--way", "magic"], "--way must be one of"),
+        (["--set", "plan.way=one-machine"], "the way one-machine has no parameter server; give one that has"),
+        (["--set", "plan.way=magic"], "plan.way must be one of"),
     ],
 )
 def test_train_takes_the_plan_of_a_way_or_says_why_not(
@@ -195,7 +195,7 @@ def test_train_takes_the_plan_of_a_way_or_says_why_not(
 
 def test_a_plan_has_no_ways(observed: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(OPTIMIZE) == 0
-    with pytest.raises(InputError, match=r"--way names funcpipe, but plan\.json has no ways"):
+    with pytest.raises(InputError, match=r"plan\.way names funcpipe, but plan\.json has no ways"):
         plan_in("plan.json", "funcpipe")
     assert plan_in("plan.json", None) == read(Plan, "plan.json")
 

@@ -60,8 +60,8 @@ def options(*words: str) -> dict[str, object]:
         ("profile", {"blocks": ("encoder", "decoder"), "output": "profile.json", "layers": 30}),
         ("optimize", {"profile": "profile.json", "global_batch": 64, "replicas": (1, 2), "output": "plan.json"}),
         ("optimize", {"deadline": 2.0, "shard_optimizer": True, "wire_sync": Wire.BF16, "numerics": Numerics.EXACT}),
-        ("explain", {"plan": "plan.json", "profile": None, "platform": None}),
-        ("simulate", {"plan": "plan.json", "profile": None, "platform": None}),
+        ("explain", {"plan": "plan.json", "sources": ()}),
+        ("simulate", {"plan": "plan.json", "sources": ()}),
         ("fit", {"model": "digits:model", "data": "digits:train_data", "plan": "plan.json", "epochs": 6}),
         ("fit", {"global_batch": 64, "micro_batch": 16, "platform": "aws-lambda://mine?region=eu-central-1"}),
         ("train", {"model": "digits:model", "data": "digits:train_data", "plan": "plan.json", "epochs": 6}),
@@ -74,7 +74,6 @@ def options(*words: str) -> dict[str, object]:
         ("status", {"name": "digits", "storage": "s3://bucket/runs"}),
         ("stop", {"name": "digits", "storage": "s3://bucket/runs", "wait": 60.0}),
         ("clean", {"name": "digits", "storage": "s3://bucket/runs"}),
-        ("key", {"name": "digits", "storage": "s3://bucket/runs"}),
         ("logs", {"about": "digits", "storage": "s3://bucket/runs", "platform": None}),
         ("deploy", {"cloud": "aws", "region": "eu-central-1", "plan": "plan.json", "sizes": None}),
         ("destroy", {"cloud": "aws", "region": "eu-central-1", "name": "funcpipe"}),
@@ -90,19 +89,19 @@ def test_the_command_line_wins() -> None:
     assert options("train", "other:model", "--epochs", "2", "--data", "d:d")["model"] == "other:model"
     assert options("train", "--epochs=2")["epochs"] == 2
     assert options("train", "--epo", "2")["epochs"] == 2
-    assert options("profile", "--block", "head")["blocks"] == ("head",)
-    found = options("optimize", "--budget", "3")
+    assert options("profile", "--set", "model.block=head")["blocks"] == ("head",)
+    found = options("optimize", "--max-usd", "3")
     assert (found["budget"], found["deadline"]) == (3.0, None)
-    found = options("optimize", "--spec", "mine.json")
+    found = options("optimize", "--set", "platform.spec=mine.json")
     assert (found["spec"], found["platform"]) == ("mine.json", None)
     found = options("deploy", "--sizes", "2048MB")
     assert (found["sizes"], found["plan"]) == ("2048MB", None)
     assert options("logs", "other", "--platform", "aws-lambda://x")["storage"] is None
 
 
-def test_a_flag_says_the_opposite_of_its_default(job: Path) -> None:
-    for word, kept in (("true", False), ("false", True)):
-        job.write_text(f"[training]\nno-keep-model = {word}\nmax-usd = 1")
+def test_what_is_true_or_false_is_said_so(job: Path) -> None:
+    for word, kept in (("true", True), ("false", False)):
+        job.write_text(f"[training]\nkeep-model = {word}\nmax-usd = 1")
         found = options("train", "m:f", "--plan", "plan.json", "--data", "m:d")
         assert (found["keep_model"], found["max_usd"]) == (kept, 1.0)
 
@@ -131,7 +130,7 @@ def test_another_file_can_be_named_and_none_is_needed(job: Path, tmp_path: Path)
         ("[plan]\nwire = 'bf61'", "plan.wire must be one of 'fp32', 'bf16', 'fp16', 'int8', got 'bf61'"),
         ("[plan]\nwire-sync = 'fp16'", "plan.wire-sync must be one of 'fp32', 'bf16', 'int8', got 'fp16'"),
         ("[plan]\nshard-optimizer = 1", "plan.shard-optimizer must be true or false, got 1"),
-        ("[plan]\ndeadline = 1\nbudget = 1", "plan.deadline and plan.budget exclude each other: keep one"),
+        ("[plan]\ndeadline = 1\nmax-usd = 1", "plan.deadline and plan.max-usd exclude each other: keep one"),
         ("plan = 3", r"plan must be a table, \[plan\], got 3"),
         ("[plan", "not TOML"),
     ],

@@ -60,7 +60,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
         assert main(["optimize", "profile.json", "--global-batch", "8", "-q"]) == 0
-        assert main(["simulate", "plan.json", "--profile", "profile.json", "--trace", "predicted.json"]) == 0
+        assert main(["simulate", "plan.json", "profile.json", "--trace", "predicted.json"]) == 0
         write_trace(replace(read_trace("predicted.json"), source=Source.EXECUTED), "observed.json")
     return folder
 
@@ -77,9 +77,10 @@ def here(documents: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 PROFILE = f"profile {MODEL} --sample {SAMPLE}"
 OPTIMIZE = "optimize profile.json --global-batch 8"
-SIMULATE = "simulate plan.json --profile profile.json"
+SIMULATE = "simulate plan.json profile.json"
 TRAIN = f"train {MODEL} --plan plan.json --data {DATA}"
 VERIFY = f"verify {MODEL} --plan plan.json --data {DATA}"
+P, T = "--set plan", "--set training"
 NONE = "--storage file:///tmp/funcpipe-no-such-folder"
 AWS = "deploy aws --region eu-central-1 --template-only t.yaml"
 ALIYUN = "deploy aliyun --region ap-southeast-1 --sizes 1vCPU-2048MB --template-only t"
@@ -115,14 +116,14 @@ MISTAKES = {
     "profile wrong_code:Net --sample wrong_code:fails": "raised RuntimeError: boom",
     f"train wrong_code:none --plan plan.json --data {DATA}": "but it returned None",
     # validation
-    f"{TRAIN} --patience 3": "needs a dataset to validate on",
+    f"{TRAIN} --set training.patience=3": "needs a dataset to validate on",
     f"{TRAIN} --metric a=b:c --validation-data nothing": "--validation-data: 'nothing' must read MODULE:FACTORY",
     f"{TRAIN} --metric broken --validation-data {DATA}": "--metric",
-    f"{TRAIN} --validation-data {DATA} --monitor accuracy": "monitor must be one of val_loss",
-    f"{TRAIN} --validation-data {DATA} --validate-steps 0": WHOLE,
-    f"{TRAIN} --validation-data {DATA} --validate-steps 1 --validate-epochs 1": "not allowed with argument",
-    f"{TRAIN} --validation-data {DATA} --min-delta -1": LEAST,
-    f"{TRAIN} --validation-data {DATA} --best plan.json": "plan.json",
+    f"{TRAIN} --validation-data {DATA} --set training.monitor=accuracy": "monitor must be one of val_loss",
+    f"{TRAIN} --validation-data {DATA} --set training.validate-steps=0": WHOLE,
+    f"{TRAIN} --validation-data {DATA} {T}.validate-steps=1 {T}.validate-epochs=1": "exclude each other: keep one",
+    f"{TRAIN} --validation-data {DATA} --set training.min-delta=-1": LEAST,
+    f"{TRAIN} --validation-data {DATA} --set training.best=plan.json": "plan.json",
     f"evaluate {MODEL} --plan plan.json --data nothing": "--data: 'nothing' must read MODULE:FACTORY",
     f"evaluate {MODEL} --plan plan.json --data {DATA} --weights notes.txt": "notes.txt is no state_dict of the model",
     f"predict {MODEL} --plan plan.json --data {DATA} -o plan.json": "plan.json is read by this command",
@@ -133,8 +134,8 @@ MISTAKES = {
     f"{PROFILE} --micro-batch 1.5": WHOLE,
     f"{PROFILE} --micro-batch x": WHOLE,
     f"{PROFILE} --micro-batch 99999999999999999999999": WHOLE,
-    f"{PROFILE} --repeats 0": WHOLE,
-    f"{PROFILE} --layers -2": WHOLE,
+    f"{PROFILE} --set model.repeats=0": WHOLE,
+    f"{PROFILE} --set model.layers=-2": WHOLE,
     f"{PROFILE} --on local --max-usd nan": ABOVE,
     f"{PROFILE} --on local --max-usd -1": ABOVE,
     "optimize profile.json --global-batch 0": WHOLE,
@@ -146,72 +147,76 @@ MISTAKES = {
     f"{OPTIMIZE} --time-value -1": LEAST,
     f"{OPTIMIZE} --time-value inf": LEAST,
     f"{OPTIMIZE} --deadline nan": ABOVE,
-    f"{OPTIMIZE} --budget 0": ABOVE,
-    f"{OPTIMIZE} --iterations 0": WHOLE,
-    f"{OPTIMIZE} --memory -1": WHOLE,
+    f"{OPTIMIZE} --max-usd 0": ABOVE,
+    f"{OPTIMIZE} --steps 0": WHOLE,
+    f"{OPTIMIZE} --set plan.memory=-1": WHOLE,
     f"{OPTIMIZE} --max-memory 0": WHOLE,
     f"{OPTIMIZE} --max-functions -2": WHOLE,
-    f"{OPTIMIZE} --time-limit -1": ABOVE,
+    f"{OPTIMIZE} --set plan.time-limit=-1": ABOVE,
     f"{OPTIMIZE} --replicas 0": "replicas[0] must be a whole number of at least 1, got 0",
     f"{OPTIMIZE} --replicas ,": "whole numbers separated by commas",
     f"{OPTIMIZE} --replicas 3": "possible degrees: 1, 2, 4",
-    f"{OPTIMIZE} --sync-every 0": "sync_every must be a whole number of at least 1, got 0",
-    f"{OPTIMIZE} --sync-every -4": "sync_every must be a whole number of at least 1, got -4",
-    f"{OPTIMIZE} --sync-every 1.5": "sync_every must be a whole number of at least 1, or one of end, auto, got '1.5'",
-    f"{OPTIMIZE} --sync-every never": "or one of end, auto, got 'never'",
-    f"{OPTIMIZE} --sync-every auto": "sync_every_at_most must be given with sync_every='auto', and with that alone",
-    f"{OPTIMIZE} --sync-every 4 --sync-every-at-most 8": "with sync_every='auto', and with that alone, got 8",
-    f"{OPTIMIZE} --sync-every auto --sync-every-at-most 0": WHOLE,
-    f"{OPTIMIZE} --sync-every auto --sync-every-at-most 8 --pareto": "must be a number of steps, or end, for a Pareto",
-    f"{OPTIMIZE} --outer-lr 0.7": "outer_lr must be 1 with sync_every=1",
-    f"{OPTIMIZE} --outer-momentum 0.9": "outer_momentum must be 0 with sync_every=1",
-    f"{OPTIMIZE} --sync-every 4 --outer-lr 0": ABOVE,
-    f"{OPTIMIZE} --sync-delay 1": "sync_delay must be 0 with sync_every=1",
-    f"{OPTIMIZE} --sync-every 4 --sync-delay 4": "sync_delay must be less than the steps between meetings, 4 / 1",
-    f"{OPTIMIZE} --sync-fragments 2": "sync_fragments must be 1 with sync_every=1",
-    f"{OPTIMIZE} --sync-every 4 --sync-fragments 5": "sync_fragments must be at most 4, the steps of a round",
-    f"{OPTIMIZE} --sync-every 4 --outer-momentum -1": LEAST,
-    f"{OPTIMIZE} --sync-every 4 --coupled cache": "sync_every must be 1 with a loss of whole global batches",
-    f"{OPTIMIZE} --sync-every 4 --averaged": "sync_every must be 1 with an average",
-    f"{OPTIMIZE} --sync-every 4 --wire fp16": "wire_back must be fp32, bf16 or int8 with local steps",
-    f"{OPTIMIZE} --sync-every 4 --shard-optimizer --wire-sync bf16": "wire_sync must be fp32 with local steps and",
-    f"{OPTIMIZE} --sync-every 4 --policy hybridps": "sync_every must be 1 with the policy hybridps",
-    f"{SIMULATE} --compute-jitter -1": LEAST,
-    f"{SIMULATE} --transfer-jitter nan": LEAST,
-    f"{SIMULATE} --seed -1": WHOLE,
+    f"{OPTIMIZE} --set plan.sync-every=0": "sync_every must be a whole number of at least 1, got 0",
+    f"{OPTIMIZE} --set plan.sync-every=-4": "sync_every must be a whole number of at least 1, got -4",
+    f"{OPTIMIZE} {P}.sync-every=1.5": "sync_every must be a whole number of at least 1, or one of end, auto, got '1.5'",
+    f"{OPTIMIZE} --set plan.sync-every=never": "or one of end, auto, got 'never'",
+    f"{OPTIMIZE} {P}.sync-every=auto": "sync_every_at_most must be given with sync_every='auto', and with that alone",
+    f"{OPTIMIZE} {P}.sync-every=4 {P}.sync-every-at-most=8": "with sync_every='auto', and with that alone, got 8",
+    f"{OPTIMIZE} --set plan.sync-every=auto --set plan.sync-every-at-most=0": WHOLE,
+    f"{OPTIMIZE} {P}.sync-every=auto {P}.sync-every-at-most=8 --pareto": (
+        "must be a number of steps, or end, for a Pareto"
+    ),
+    f"{OPTIMIZE} --set plan.outer-lr=0.7": "outer_lr must be 1 with sync_every=1",
+    f"{OPTIMIZE} --set plan.outer-momentum=0.9": "outer_momentum must be 0 with sync_every=1",
+    f"{OPTIMIZE} --set plan.sync-every=4 --set plan.outer-lr=0": ABOVE,
+    f"{OPTIMIZE} --set plan.sync-delay=1": "sync_delay must be 0 with sync_every=1",
+    f"{OPTIMIZE} {P}.sync-every=4 {P}.sync-delay=4": "sync_delay must be less than the steps between meetings, 4 / 1",
+    f"{OPTIMIZE} --set plan.sync-fragments=2": "sync_fragments must be 1 with sync_every=1",
+    f"{OPTIMIZE} {P}.sync-every=4 {P}.sync-fragments=5": "sync_fragments must be at most 4, the steps of a round",
+    f"{OPTIMIZE} --set plan.sync-every=4 --set plan.outer-momentum=-1": LEAST,
+    f"{OPTIMIZE} {P}.sync-every=4 {P}.coupled=cache": "sync_every must be 1 with a loss of whole global batches",
+    f"{OPTIMIZE} --set plan.sync-every=4 --set plan.averaged=true": "sync_every must be 1 with an average",
+    f"{OPTIMIZE} --set plan.sync-every=4 --set plan.wire=fp16": "wire_back must be fp32, bf16 or int8 with local steps",
+    f"{OPTIMIZE} {P}.sync-every=4 {P}.shard-optimizer=true {P}.wire-sync=bf16": (
+        "wire_sync must be fp32 with local steps and"
+    ),
+    f"{OPTIMIZE} --set plan.sync-every=4 --set plan.policy=hybridps": "sync_every must be 1 with the policy hybridps",
+    f"{SIMULATE} --set simulation.compute-jitter=-1": LEAST,
+    f"{SIMULATE} --set simulation.transfer-jitter=nan": LEAST,
+    f"{SIMULATE} --set simulation.seed=-1": WHOLE,
     f"{TRAIN} --epochs 0": WHOLE,
     f"{TRAIN} --epochs -1": WHOLE,
     f"{TRAIN} --lr 0": ABOVE,
     f"{TRAIN} --lr nan": ABOVE,
-    f"{TRAIN} --clip-grad-norm 0": ABOVE,
+    f"{TRAIN} --set training.clip-grad-norm=0": ABOVE,
     f"{TRAIN} --seed -1": WHOLE,
-    f"{TRAIN} --checkpoint 0": WHOLE,
-    f"{TRAIN} --failure-interval 0": ABOVE,
+    f"{TRAIN} --set training.checkpoint=0": WHOLE,
+    f"{TRAIN} --set training.failure-interval=0": ABOVE,
     f"{TRAIN} --max-usd 0": ABOVE,
     f"{TRAIN} --max-usd -5": ABOVE,
     f"{TRAIN} --deadline 0": ABOVE,
-    f"{TRAIN} --message-deadline 0": ABOVE,
+    f"{TRAIN} --set training.message-deadline=0": ABOVE,
     f"{VERIFY} --steps 0": WHOLE,
     f"{VERIFY} --tolerance -1": ABOVE,
     f"stop x {NONE} --wait -1": LEAST,
     "logs aws --minutes -5": ABOVE,
     # choices
-    f"{OPTIMIZE} --wire bf61": "must be one of 'fp32', 'bf16', 'fp16', 'int8'",
-    f"{OPTIMIZE} --wire-sync fp16": "must be one of 'fp32', 'bf16'",
+    f"{OPTIMIZE} --set plan.wire=bf61": "must be one of 'fp32', 'bf16', 'fp16', 'int8'",
+    f"{OPTIMIZE} --set plan.wire-sync=fp16": "must be one of 'fp32', 'bf16'",
     f"{OPTIMIZE} --numerics int4": "must be one of 'exact', 'bf16'",
-    f"{OPTIMIZE} --schedule 1fib": "'1f1b'",
-    f"{OPTIMIZE} --sync x": "'three-phase'",
+    f"{OPTIMIZE} --set plan.schedule=1fib": "'1f1b'",
+    f"{OPTIMIZE} --set plan.sync=x": "'three-phase'",
     f"{OPTIMIZE} --optimizer adamw": "'adam'",
-    f"{OPTIMIZE} --solver abacus": "solver must be one of auto, exact",
-    f"{OPTIMIZE} --policy gpip": "policy must be one of funcpipe",
+    f"{OPTIMIZE} --set plan.solver=abacus": "solver must be one of auto, exact",
+    f"{OPTIMIZE} --set plan.policy=gpip": "policy must be one of funcpipe",
     f"{OPTIMIZE} --platform mars": "platform must be one of",
-    f"{OPTIMIZE} --cut nowhere": "must name a layer of chain",
-    f"{OPTIMIZE} --size layer1": "--size takes LAYER=SIZE, got 'layer1'",
-    f"{OPTIMIZE} --size layer1=9MB": "must be one of 1024MB",
-    f"{OPTIMIZE} --memory 5": "leaves no size of local",
+    f"{OPTIMIZE} --set plan.cut=nowhere": "must name a layer of chain",
+    f"{OPTIMIZE} --set plan.size=layer1": "plan.size takes LAYER=SIZE, got 'layer1'",
+    f"{OPTIMIZE} --set plan.size=layer1=9MB": "must be one of 1024MB",
+    f"{OPTIMIZE} --set plan.memory=5": "leaves no size of local",
     f"{OPTIMIZE} --replicas 2,x": "--replicas takes whole numbers separated by commas, got '2,x'",
     f"{OPTIMIZE} --max 3": "unrecognized arguments: --max",
-    f"{TRAIN} --on-oom explode": "must be one of 'fail', 'grow'",
+    f"{TRAIN} --set training.on-oom=explode": "must be one of 'fail', 'grow'",
     "logs x --level loud": "must be one of 'debug'",
     "deploy mars": "must be one of 'aws', 'aliyun'",
     "platforms sho": "must be one of 'list', 'show', 'measure'",
@@ -221,14 +226,14 @@ MISTAKES = {
     "platforms show local -o .": ". cannot be written: choose another place",
     # what does not go together
     f"{OPTIMIZE} --figure f.png": "--figure draws the plans that --pareto finds",
-    f"{OPTIMIZE} --pareto --policy pipedream": "--pareto searches by itself",
-    f"{OPTIMIZE} --iterations 5": "--iterations is what --deadline or --budget are for",
-    f"{OPTIMIZE} --budget 1 --deadline 1": "not allowed with argument",
-    f"{OPTIMIZE} --wire fp16 --shard-optimizer": "wire_back must be fp32, bf16 or int8 with shard_optimizer",
+    f"{OPTIMIZE} --pareto --set plan.policy=pipedream": "--pareto searches by itself",
+    f"{OPTIMIZE} --steps 5": "--steps is what --deadline or --max-usd are for",
+    f"{OPTIMIZE} --max-usd 1 --deadline 1": "not allowed with argument",
+    f"{OPTIMIZE} {P}.wire=fp16 {P}.shard-optimizer=true": "wire_back must be fp32, bf16 or int8 with shard_optimizer",
     f"{PROFILE} --max-usd 1": "say where they run: --on local",
     f"{PROFILE} --like local": "say where they run: --on local",
-    f"{TRAIN} --averaged-output out.pt": "--averaged-output writes averages, and none are kept; add --ema 0.999",
-    f"{TRAIN} --ema 1.5": "decay must be between 0 and 1, got 1.5",
+    f"{TRAIN} --set training.averaged-output=out.pt": "training.averaged-output is for averages, and none are kept",
+    f"{TRAIN} --set training.ema=1.5": "decay must be between 0 and 1, got 1.5",
     f"{TRAIN} --from-start": "--from-start says how to resume a run",
     f"{TRAIN} --take-over": "--take-over says what to do",
     f"{TRAIN} --detach": "storage must be given",
@@ -242,15 +247,17 @@ MISTAKES = {
     "optimize nowhere.json --global-batch 8": "there is no such file; a profile is written by `funcpipe profile`",
     "optimize notes.txt --global-batch 8": "notes.txt: not JSON",
     "optimize . --global-batch 8": "Is a directory",
-    "explain profile.json --profile profile.json": "a plan is written by `funcpipe optimize`",
-    "simulate predicted.json --profile profile.json": "expected 'funcpipe.plan/1'",
+    "explain profile.json profile.json": "a plan is written by `funcpipe optimize`",
+    "simulate predicted.json profile.json": "expected 'funcpipe.plan/1'",
     f"train {MODEL} --plan profile.json --data {DATA}": "expected 'funcpipe.plan/1'",
     f"train {MODEL} --plan nowhere.json --data {DATA}": "there is no such file; a plan is written by",
-    f"{OPTIMIZE} --spec plan.json": "expected 'funcpipe.platform/1'",
-    "report predicted.json --predicted observed.json": "they are swapped; run: funcpipe report observed.json",
-    "report observed.json --predicted observed.json": "name a prediction, written by `funcpipe simulate",
-    "report predicted.json --predicted predicted.json": "name the trace of a run",
-    "report plan.json --predicted predicted.json": "a trace is written by",
+    f"{OPTIMIZE} --platform plan.json": "expected 'funcpipe.platform/1'",
+    "report observed.json observed.json --figure f.png": "show a run and its prediction: name one trace of each",
+    "report plan.json predicted.json": "plans are compared with plans",
+    "report plan.json nowhere.json": "nowhere.json: cannot be read",
+    "report plan.json aws-lambda local -o r.html": "the platform is given twice: aws-lambda and local",
+    "explain plan.json aws-lambda local": "local is a second platform",
+    "explain plan.json nowhere.json": "platform must be one of",
     "report observed.json": "say what to make: -o report.html for a page",
     "report observed.json observed.json -o r.html": "is a second observed: a report is of one",
     "report notes.txt -o r.html": "notes.txt: cannot be read",
@@ -258,10 +265,6 @@ MISTAKES = {
     "report observed.json -o r.html --figure f.png": "belong to the comparison in text",
     "report observed.json -o no/r.html": "there is no folder no",
     f"report x {NONE} -o r.html": "there is no run 'x'",
-    "compare plan.json": "name two files or more to compare",
-    "compare plan.json observed.json": "plans are compared with plans",
-    "compare plan.json nowhere.json": "nowhere.json: cannot be read",
-    f"{OPTIMIZE} --pareto --report r.html": "--report shows one plan",
     "deploy aws --plan nowhere.json --region eu-central-1 --template-only t.yaml": "a plan is written by",
     # outputs
     f"{OPTIMIZE} -o profile.json": "profile.json is read by this command and would be lost",
@@ -273,12 +276,12 @@ MISTAKES = {
     f"{SIMULATE} --trace plan.json": "plan.json is read by this command",
     f"{TRAIN} --trace profile.json": "is a profile of funcpipe: it is not replaced",
     f"{TRAIN} -o same.json --trace same.json": "same.json is named twice as an output",
-    "report observed.json --predicted predicted.json --perfetto observed.json": "is read by this command",
-    "report observed.json --predicted predicted.json --figure f.xyz": "must end with .png",
-    "report observed.json --predicted predicted.json --perfetto no/x": "there is no folder no",
+    "report observed.json predicted.json --perfetto observed.json": "is read by this command",
+    "report observed.json predicted.json --figure f.xyz": "must end with .png",
+    "report observed.json predicted.json --perfetto no/x": "there is no folder no",
     # storages that are measured
     "platforms measure local --storage file:///x": "it goes without a platform, --like and --max-usd",
-    "platforms measure --streams 2": "name it: --storage URL",
+    "platforms measure --set platform.streams=2": "name it: --storage URL",
     "platforms list --storage file:///x": "list measures nothing",
     "platforms measure --storage /x": "must be a URL, such as file:///x",
     # runs and where they lie
@@ -297,7 +300,7 @@ MISTAKES = {
     f"status x {NONE}": "there is no run 'x'",
     f"stop x {NONE}": "there is no run 'x'",
     f"clean x {NONE}": "there is no run 'x'",
-    f"key x {NONE}": "there is no run 'x'",
+    f"status --key x {NONE}": "there is no run 'x'",
     f"status ../x {NONE}": "small letters, digits and dashes",
     "status x --storage nowhere": "storage must be a URL, such as file:///",
     "logs x": "there are no logs of a run 'x' on this machine",
@@ -314,8 +317,10 @@ MISTAKES = {
     f"{ALIYUN} --repository registry-intl.cn-hangzhou.aliyuncs.com/you/it": (
         "must lie in ap-southeast-1, where the functions are, not in cn-hangzhou"
     ),
-    f"{ALIYUN} --repository registry.test/you/it --base-image python@latest": "base image must be an image's name",
-    "deploy aws --provision ways.json": "--provision and --run are for machines: funcpipe deploy sky",
+    f"{ALIYUN} --repository registry.test/you/it --set platform.base-image=python@latest": (
+        "base image must be an image's name"
+    ),
+    "deploy aws --command x": "--command is for machines: funcpipe deploy sky",
     "destroy mars": "must be one of 'aws', 'aliyun', got 'mars'",
 }
 
@@ -342,7 +347,7 @@ def test_an_output_replaces_one_of_its_own_kind(here: Path, tmp_path: Path) -> N
 def test_explain_needs_the_plan_alone(here: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """It judges by what the plan was made for and from: a plan that follows pins is the best of those that do."""
     path = tmp_path / "plan.json"
-    asked = ["--time-value", "300", "--memory", "2048", "--together", "layer0,layer1"]
+    asked = ["--time-value", "300", "--set", "plan.memory=2048", "--set", "plan.together=layer0,layer1"]
     assert main([*OPTIMIZE.split(), *asked, "-o", str(path), "-q"]) == 0
 
     def explained(*words: str) -> dict[str, Any]:
@@ -353,7 +358,7 @@ def test_explain_needs_the_plan_alone(here: Path, tmp_path: Path, capsys: pytest
 
     made = explained()
     assert made["second"]["worse_by"] >= 0
-    assert made == explained("--profile", "profile.json")
+    assert made == explained("profile.json")
     plan = json.loads(path.read_text())
     assert plan["request"]["pins"]["memory_mb"] == 2048
     plan["request"]["pins"]["memory_mb"] = None
@@ -364,7 +369,7 @@ def test_explain_needs_the_plan_alone(here: Path, tmp_path: Path, capsys: pytest
     path.write_text(json.dumps({name: value for name, value in plan.items() if name != "request"}))
     assert main(["explain", str(path)]) == 2
     assert f"{path} does not say what it was chosen from" in capsys.readouterr().err
-    assert explained("--profile", "profile.json")["plan"]["estimate"] == made["plan"]["estimate"]
+    assert explained("profile.json")["plan"]["estimate"] == made["plan"]["estimate"]
 
 
 @pytest.mark.parametrize("verb", ["platforms", OPTIMIZE + " -o new.json", SIMULATE + " --gantt", "--help"])
@@ -378,7 +383,7 @@ def test_a_terminal_that_lacks_characters_is_no_error(verb: str, here: Path, tmp
 
 def test_what_is_missing_is_told_and_runs_are_looked_after_without_loading_torch(here: Path) -> None:
     commands = [f"train {MODEL} --plan nowhere.json --data {DATA}", f"profile no_module_here:f --sample {SAMPLE}"]
-    commands += [f"{verb} x {NONE}" for verb in ("status", "stop", "clean", "key")]
+    commands += [f"{verb} x {NONE}" for verb in ("status", "stop", "clean", "status --key")]
     code = "import sys; from funcpipe.cli import main\n" + "".join(
         f"print(main({command.split()!r}), 'torch' in sys.modules)\n" for command in commands
     )

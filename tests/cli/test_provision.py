@@ -41,7 +41,7 @@ def test_the_table_names_all_ways_and_the_one_to_take(here: Path, capsys: pytest
 
 def test_json_has_everything(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["provision", "profile.json", *JOB, "--epochs", "2", "--ways", "one-machine,spotdnn", "--json"]
-    assert main([*words, "--gpu-speed", "T4=1000"]) == 0
+    assert main([*words, "--set", "provision.gpu-speed=T4=1000"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["format"] == "funcpipe.provision-table/1"
     assert {one["way"] for one in found["provisions"]} == {"one-machine", "spotdnn"}
@@ -65,7 +65,17 @@ def test_equation_3_is_fitted_to_several_curves(here: Path, capsys: pytest.Captu
     for batch, workers in ((64, 2), (256, 4)):
         told = [model.loss(step, batch=batch, workers=workers, convergence=0) for step in range(1, 101)]
         (here / f"b{batch}.json").write_text(json.dumps(told))
-    words = ["fit-loss", "b64.json", "b256.json", "--batch", "64,256", "--workers", "2,4", "--form", "weighted"]
+    words = [
+        "fit-loss",
+        "b64.json",
+        "b256.json",
+        "--batch",
+        "64,256",
+        "--set",
+        "provision.workers=2,4",
+        "--form",
+        "weighted",
+    ]
     assert main([*words, "-o", "weighted.json", "--target-loss", "0.8"]) == 0
     assert "γ3 100" in capsys.readouterr().out
     job = ["provision", "profile.json", *JOB, "--target-loss", "0.8", "--loss-model", "weighted.json"]
@@ -85,9 +95,12 @@ def test_equation_3_is_fitted_to_several_curves(here: Path, capsys: pytest.Captu
         ("provision profile.json --target-loss 1 --loss-model profile.json", "expected 'funcpipe.loss-inverse/1'"),
         ("provision none.json --epochs 1", "none.json: cannot be read"),
         ("provision profile.json --epochs 1 --ways magic", "ways must be some of"),
-        ("provision profile.json --epochs 1 --gpu-speed X=3", "names 'X'; the market aws has T4"),
-        ("provision profile.json --epochs 1 --gpu-speed T4=fast", "--gpu-speed must read GPU=VCPUS, such as T4=40"),
-        ("provision profile.json --epochs 1 --miss-chance 1", "miss_chance must be below 1"),
+        ("provision profile.json --epochs 1 --set provision.gpu-speed=X=3", "names 'X'; the market aws has T4"),
+        (
+            "provision profile.json --epochs 1 --set provision.gpu-speed=T4=fast",
+            "provision.gpu-speed must read GPU=VCPUS, such as T4=40",
+        ),
+        ("provision profile.json --epochs 1 --set provision.miss-chance=1", "miss_chance must be below 1"),
         ("provision profile.json --epochs 1 --figure x.txt", "its name must end with"),
         ("fit-loss losses.json", "--batch must say how many samples"),
         ("fit-loss none.json --batch 8", "none.json: cannot be read"),
@@ -99,7 +112,7 @@ def test_equation_3_is_fitted_to_several_curves(here: Path, capsys: pytest.Captu
         ("fit-loss one.csv --batch 8,9", "--batch takes one number or 1"),
         ("fit-loss one.csv --batch few", "--batch takes numbers"),
         ("fit-loss r --batch 8 --storage file:///tmp", "--batch is known from the runs"),
-        ("fit-loss one.csv --batch 8 --skip 99", "of 1 points cannot be fitted"),
+        ("fit-loss one.csv --batch 8 --set provision.skip=99", "of 1 points cannot be fitted"),
         ("fit-loss one.csv --batch 8 -o profile.json", "is there already, and is a profile of funcpipe"),
     ],
 )

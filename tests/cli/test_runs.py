@@ -103,23 +103,23 @@ def test_a_run_s_key_is_printed_and_lets_another_machine_look_after_the_run(
 ) -> None:
     monkeypatch.setattr("time.sleep", lambda s: None)
     about = ["left", "--storage", storage_url]
-    assert main(["key", *about]) == 0
+    assert main(["status", *about, "--key"]) == 0
     key = capsys.readouterr().out.strip()
     (keys,) = list_generations(open_storage(storage_url), "left")
     assert RunKey(key).fingerprint == keys.nonce
-    assert main(["key", *about, "--json"]) == 0
+    assert main(["status", *about, "--key", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == {"run": "left", "key": key}
     monkeypatch.setenv("FUNCPIPE_KEY_DIR", str(tmp_path / "another machine"))
-    for words in (["status", *about], ["stop", *about, "--wait", "0"], ["key", *about]):
+    for words in (["status", *about], ["stop", *about, "--wait", "0"], ["status", *about, "--key"]):
         assert main(words) == 1
         said = " ".join(capsys.readouterr().err.split())
         assert "the key of run left is not on this machine" in said
-        assert "`funcpipe run key left` prints it: set FUNCPIPE_RUN_KEY to that here" in said
+        assert "`funcpipe run status left --key` prints it: set FUNCPIPE_RUN_KEY to that here" in said
     monkeypatch.setenv("FUNCPIPE_RUN_KEY", key)
     assert main(["status", *about]) == 3
     assert main(["clean", *about]) == 0
     assert open_storage(storage_url).list("") == ()
-    assert main(["key", *about]) == 2
+    assert main(["status", *about, "--key"]) == 2
 
 
 @pytest.mark.usefixtures("plan")
@@ -137,7 +137,7 @@ def test_a_run_that_is_left_says_how_to_find_it(
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "test")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "test")
     words = ["--detach", "--storage", "s3://bucket/runs?region=x", "--run", "left", "--epochs", "7"]
-    assert main([*TRAIN, *words, "--spec", "aws-lambda"]) == 0
+    assert main([*TRAIN, *words, "--set", "platform.spec=aws-lambda"]) == 0
     shown = capsys.readouterr().out
     assert "funcpipe run status left --storage 's3://bucket/runs?region=x'\n" in shown
     assert "watch it:   funcpipe run watch left --storage 's3://bucket/runs?region=x'\n" in shown
@@ -249,7 +249,14 @@ def model_of(options: Options) -> FuncPipe:
 
 @pytest.mark.usefixtures("plan")
 def test_schedule_and_average_are_the_ones_that_were_named() -> None:
-    words = ["--scheduler", "tests.cli.test_runs:schedule", "--scheduler-interval", "step", "--ema", "0.9"]
+    words = [
+        "--set",
+        "training.scheduler=tests.cli.test_runs:schedule",
+        "--set",
+        "training.scheduler-interval=step",
+        "--set",
+        "training.ema=0.9",
+    ]
     pipe = model_of(parse([*TRAIN, *words]))
     recipe = pipe._recipe
     assert recipe.scheduler is not None

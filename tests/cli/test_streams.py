@@ -46,7 +46,7 @@ def test_a_reader_that_has_read_enough_is_no_failure(verb: list[str]) -> None:
 
 def test_a_message_that_nobody_reads_changes_no_exit_code(tmp_path: Path) -> None:
     with unread("stderr"):
-        assert main(["explain", str(tmp_path / "none.json"), "--profile", "none.json"]) == 2
+        assert main(["explain", str(tmp_path / "none.json"), "none.json"]) == 2
 
 
 def test_what_is_lost_elsewhere_is_a_failure(
@@ -108,10 +108,10 @@ def test_a_stranger_s_profile_and_plan_are_shown_by_every_verb(
     write(profile(EVIL), "profile.json")
     shown = {}
     for verb in (
-        ["optimize", "profile.json", "--global-batch", "8", "--cut", EVIL],
-        ["explain", "plan.json", "--profile", "profile.json"],
-        ["simulate", "plan.json", "--profile", "profile.json", "--gantt", "--trace", "trace.json"],
-        ["compare", "plan.json", "plan.json"],
+        ["optimize", "profile.json", "--global-batch", "8", "--set", f"plan.cut={EVIL}"],
+        ["explain", "plan.json", "profile.json"],
+        ["simulate", "plan.json", "profile.json", "--gantt", "--trace", "trace.json"],
+        ["report", "plan.json", "plan.json"],
         ["report", "plan.json", "profile.json", "trace.json", "-o", "report.html"],
     ):
         assert main(verb) == 0, capsys.readouterr().err

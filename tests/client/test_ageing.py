@@ -169,7 +169,7 @@ def test_a_run_that_pauses_is_kept_for_as_long_as_its_storage_keeps_objects(
     assert_same(launch(prepared(daily, functions, resume=RUN)), undisturbed)
     daily.pass_to(daily.day + KEEP_DAYS)
     assert daily.list("") == ()
-    with pytest.raises(RunUnknown, match=f"there is no run '{RUN}' in this storage; .* deploy --keep-days"):
+    with pytest.raises(RunUnknown, match=f"there is no run '{RUN}' in this storage; .* platform.keep-days of deploy"):
         prepared(daily, functions, resume=RUN)
 
 

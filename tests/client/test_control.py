@@ -162,7 +162,9 @@ def small(storage: MemoryStorage) -> Small:
 
 def test_a_function_that_runs_out_of_memory_is_reported_with_its_peak() -> None:
     storage = MemoryStorage()
-    with pytest.raises(WorkerFailed, match=r"worker s1\.r0 ran out of memory: peak \d+ of 1024 MB; --on-oom grow"):
+    with pytest.raises(
+        WorkerFailed, match=r"worker s1\.r0 ran out of memory: peak \d+ of 1024 MB; --set training\.on-oom=grow"
+    ):
         train(storage, small(storage))
 
 

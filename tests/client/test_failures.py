@@ -109,7 +109,7 @@ def test_a_function_that_handed_over_did_not_end_without_a_report() -> None:
 def test_what_expires_is_said_to() -> None:
     assert after_failure("run-1", "s3://b/runs", expires=True)[:4] == after_failure("run-1", "s3://b/runs")
     *_, kept = after_failure("run-1", "s3://b/runs", expires=True)
-    assert kept == "  it is kept: 7 days, unless the deployment was made with --keep-days"
+    assert kept == "  it is kept: 7 days, unless the deployment was made with another platform.keep-days"
 
 
 def test_the_next_commands_are_commands() -> None:

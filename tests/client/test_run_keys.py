@@ -157,7 +157,7 @@ def test_another_machine_can_do_with_a_run_what_it_is_told_the_key_of(
     monkeypatch.setenv(FOLDER, str(tmp_path / "another machine"))
     said = (
         rf"the key of run {RUN} is not on this machine.*"
-        rf"`funcpipe run key {RUN}` prints it: set FUNCPIPE_RUN_KEY to that here; "
+        rf"`funcpipe run status {RUN} --key` prints it: set FUNCPIPE_RUN_KEY to that here; "
     )
     with pytest.raises(RunKeyMissing, match=said):
         status(storage, RUN, functions.open)

@@ -101,7 +101,7 @@ def test_there_is_no_growth_beyond_the_largest_size_or_unless_it_is_wanted() -> 
     run = Run(platform=Scripted(spec=spec_with((1024,))), faults=FaultTolerance(on_oom=OnOutOfMemory.FAIL))
     supervisor = run.start()
     run.platform.out_of_memory("s1.r0-0")
-    with pytest.raises(WorkerFailed, match="--on-oom grow continues with a larger function"):
+    with pytest.raises(WorkerFailed, match=r"--set training\.on-oom=grow continues with a larger function"):
         supervisor.poll()
 
 

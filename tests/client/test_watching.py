@@ -131,7 +131,7 @@ def test_a_person_is_warned(run: SeenRun) -> None:
     run.beat("s1.r0", 2, step_s=3.0)
     assert watcher(run).poll().warnings == (
         "ends early: it costs too much",
-        "s0.r0 has used 98% of its memory: train with --on-oom grow, or plan anew",
+        "s0.r0 has used 98% of its memory: train with --set training.on-oom=grow, or plan anew",
         "a step takes 3 s, 2.0 times what the plan expected",
     )
 

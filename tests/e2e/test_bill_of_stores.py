@@ -13,7 +13,17 @@ from funcpipe.platforms.catalog import load_spec
 from tests.e2e import small
 
 GB = 1 << 30
-JOB = ["train", "tests.e2e.small:model", "--data", "tests.e2e.small:data", "--epochs", "1", "--json", "--no-keep-model"]
+JOB = [
+    "train",
+    "tests.e2e.small:model",
+    "--data",
+    "tests.e2e.small:data",
+    "--epochs",
+    "1",
+    "--json",
+    "--set",
+    "training.keep-model=false",
+]
 
 
 def store(name: str, **prices: float) -> StoreSpec:
@@ -36,7 +46,7 @@ def trained(
     folder.mkdir(exist_ok=True)
     write(replace(small.plan(), stores=stores), folder / "plan.json")
     write(spec(), folder / "spec.json")
-    files = ["--plan", str(folder / "plan.json"), "--spec", str(folder / "spec.json")]
+    files = ["--plan", str(folder / "plan.json"), "--set", f"platform.spec={folder / 'spec.json'}"]
     output = ["--trace", str(folder / "trace.json"), "-o", str(folder / "model.pt")]
     assert main([*JOB, *files, *output, "--storage", storage]) == 0
     told = json.loads(capsys.readouterr().out)

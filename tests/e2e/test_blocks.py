@@ -57,8 +57,8 @@ def test_blocks_of_the_users_are_layers_from_profile_to_training(
 ) -> None:
     here = "tests.e2e.test_blocks"
     monkeypatch.chdir(tmp_path)
-    words = ["--sample", f"{here}:sample", "--micro-batch", "2", "--platform", "local", "--repeats", "1"]
-    assert main(["profile", f"{here}:checkpointed", *words, "--block", "middle"]) == 0
+    words = ["--sample", f"{here}:sample", "--micro-batch", "2", "--platform", "local", "--set", "model.repeats=1"]
+    assert main(["profile", f"{here}:checkpointed", *words, "--set", "model.block=middle"]) == 0
     assert [layer.name for layer in read(ModelProfile, "profile.json").layers] == ["first", "middle", "last"]
     assert main(["optimize", "profile.json", "--global-batch", "4"]) == 0
     assert read(Plan, "plan.json").blocks == ("middle",)

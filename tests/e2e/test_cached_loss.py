@@ -36,17 +36,17 @@ def test_from_a_profile_to_a_verified_run(
     here = "tests.e2e.test_cached_loss"
     monkeypatch.chdir(tmp_path)
     words = ["profile", f"{here}:model", "--sample", f"{here}:sample", "--micro-batch", "2", "--platform", "local"]
-    assert main([*words, "--repeats", "1"]) == 0
-    plan = ["optimize", "profile.json", "--global-batch", "8", "--replicas", "2", "--cut", "3"]
-    assert main([*plan, "--coupled", "cache"]) == 0
+    assert main([*words, "--set", "model.repeats=1"]) == 0
+    plan = ["optimize", "profile.json", "--global-batch", "8", "--replicas", "2", "--set", "plan.cut=3"]
+    assert main([*plan, "--set", "plan.coupled=cache"]) == 0
     assert "loss: computed for whole global batches, once all forwards are done; replicas exchange outputs in" in (
         " ".join(capsys.readouterr().out.split())
     )
     assert read(Plan, "plan.json").joint_loss
-    assert main(["explain", "plan.json", "--profile", "profile.json"]) == 0
+    assert main(["explain", "plan.json", "profile.json"]) == 0
     assert "the loss computed for whole global batches" in capsys.readouterr().out
     train = [f"{here}:model", "--plan", "plan.json", "--data", f"{here}:data", "--loss", f"{here}:contrast"]
     assert main(["verify", *train, "--steps", "3", "-q"]) == 0
     assert "all 6 tensors agree" in capsys.readouterr().out
-    assert main(["train", *train, "--coupled", "accumulate"]) == 2
-    assert "train with coupled='cache' (--coupled cache), not 'accumulate'" in " ".join(capsys.readouterr().err.split())
+    assert main(["train", *train, "--set", "training.coupled=accumulate"]) == 2
+    assert "(--set training.coupled=cache), not 'accumulate'" in " ".join(capsys.readouterr().err.split())

@@ -127,7 +127,7 @@ def test_the_command_ends_with_1_after_a_failed_run(tmp_path: Path) -> None:
     write(small.plan(), tmp_path / "plan.json")
     ended = run(
         *("train", "tests.e2e.small:model", "--data", "tests.e2e.small:data", "--plan", str(tmp_path / "plan.json")),
-        *("--loss", "tests.e2e.small:failing_loss", "--no-rehearsal"),
+        *("--loss", "tests.e2e.small:failing_loss", "--set", "training.rehearsal=false"),
     )
     assert ended.returncode == 1
     assert "ValueError: the loss function fails" in ended.stderr

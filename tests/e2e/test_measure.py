@@ -53,7 +53,7 @@ def test_a_model_is_profiled_in_functions(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_storage_is_measured_from_here(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     url = (tmp_path / "objects").as_uri()
-    words = ["platforms", "measure", "--storage", url, "--streams", "2", "--body-mb", "2"]
+    words = ["platforms", "measure", "--storage", url, "--set", "platform.streams=2", "--set", "platform.body-mb=2"]
     assert main([*words, "-o", str(tmp_path / "report.json")]) == 0
     assert "2 streams MB/s" in capsys.readouterr().out
     assert main([*words, "--json"]) == 0

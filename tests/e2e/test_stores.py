@@ -21,7 +21,7 @@ def test_a_run_in_several_stores_learns_as_in_one(
     write(replace(small.plan(), stores=stores), tmp_path / "mixed.json")
     write(replace(load_spec("local"), stores=load_spec("aws-lambda").stores), tmp_path / "spec.json")
     job = ["tests.e2e.small:model", "--data", "tests.e2e.small:data", "--epochs", "1", "--json", "--run", "kept"]
-    job += ["--spec", str(tmp_path / "spec.json")]
+    job += ["--set", f"platform.spec={tmp_path / 'spec.json'}"]
     one = (tmp_path / "one").as_uri()
     default, express = (tmp_path / "default").as_uri(), (tmp_path / "express").as_uri()
     with redis_server(tmp_path, "--save", "") as port:

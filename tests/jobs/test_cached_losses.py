@@ -297,7 +297,9 @@ def test_lengths_that_no_trial_has_seen_end_the_run() -> None:
 
 
 def test_a_coupled_loss_is_refused_with_caching_as_a_way_out_unless_it_is_the_model_s_own() -> None:
-    with pytest.raises(DataError, match=r"plan and train with coupled='cache' \(--coupled cache\), which keeps the"):
+    with pytest.raises(
+        DataError, match=r"plan and train with coupled='cache' \(--set training.coupled=cache\), which keeps the"
+    ):
         job_of(COUPLED["contrast"])
     with pytest.raises(DataError, match="is not the mean of its micro-batches' losses") as error:
         job_of(COUPLED["own loss"])
@@ -317,7 +319,9 @@ def test_what_does_not_go_together_is_refused() -> None:
     with pytest.raises(PlanError, match="workers do not see each other's outputs"):
         check_servable(job_of(script), Updates.BSP)
     other = replace(script, recipe={"coupled": "accumulate"})
-    with pytest.raises(PlanError, match=r"train with coupled='cache' \(--coupled cache\), not 'accumulate'"):
+    with pytest.raises(
+        PlanError, match=r"train with coupled='cache' \(--set training.coupled=cache\), not 'accumulate'"
+    ):
         run_over_functions(other, plan_changes={"joint_loss": True})
 
 

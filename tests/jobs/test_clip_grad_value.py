@@ -92,6 +92,15 @@ def test_sparse_gradients_cannot_be_clipped_by_value(sparse: bool) -> None:
 def test_the_command_line_clips_by_value() -> None:
     from funcpipe.cli.commands import parse
 
-    words = ("train", "models:net", "--plan", "plan.json", "--data", "models:data", "--clip-grad-value", "0.5")
+    words = (
+        "train",
+        "models:net",
+        "--plan",
+        "plan.json",
+        "--data",
+        "models:data",
+        "--set",
+        "training.clip-grad-value=0.5",
+    )
     options = parse(words)
     assert options.clip_grad_value == 0.5

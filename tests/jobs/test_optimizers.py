@@ -270,7 +270,7 @@ def test_what_looks_at_all_parameters_is_refused_in_several_stages(name: str, sh
 def test_what_clips_inside_is_refused_in_several_stages_with_the_keyword_that_clips(name: str, shapes: Any) -> None:
     with pytest.raises(PlanError, match=f"{name}.*; let FuncPipe clip, with clip_grad_norm=... ") as refused:
         check_stages(CLIPS[name], shapes, halves(), together=ENDS)
-    assert "--together blocks.0,head" in str(refused.value)
+    assert "--set plan.together=blocks.0,head" in str(refused.value)
     with pytest.raises(PlanError, match="divided over replicas"):
         check_sharding(CLIPS[name], shapes, [NAMES], NO_ROUTES)
 
@@ -384,7 +384,10 @@ def test_one_stage_is_planned_where_the_optimiser_needs_it(caplog: pytest.LogCap
     assert caplog.text == ""
     assert len(planned(CLIPS["ClipsInside"]).stages) == 1
     assert "planned in one stage, because the optimiser, ClipsInside, does not train in two stages" in caplog.text
-    assert "for more stages, let FuncPipe clip, with clip_grad_norm=... (--clip-grad-norm)" in caplog.text
+    assert (
+        "for more stages, let FuncPipe clip, with clip_grad_norm=... (--set training.clip-grad-norm=NORM)"
+        in caplog.text
+    )
     assert len(planned(CLIPS["ClipsInside"], simulated_plans=2).stages) == 1
 
 

@@ -83,9 +83,20 @@ def test_a_frozen_copy_that_nothing_updates_is_warned_of(caplog: pytest.LogCaptu
 
 
 def test_teachers_on_the_command_line() -> None:
-    words = ["profile", "my:model", "--sample", "my:sample", "--teacher", "student:teacher:0.9", "--teacher", "a.b:c:1"]
+    words = [
+        "profile",
+        "my:model",
+        "--sample",
+        "my:sample",
+        "--set",
+        "model.teacher=student:teacher:0.9",
+        "--set",
+        "model.teacher=a.b:c:1",
+    ]
     options = parse(words)
     assert teachers_of(options.teachers) == [TEACHER, Teacher(student="a.b", teacher="c", decay=1.0)]
     for text in ("student:teacher", "student:teacher:much"):
-        with pytest.raises(InputError, match=f"--teacher {text}: give STUDENT:TEACHER:DECAY, such as student:teacher:"):
+        with pytest.raises(
+            InputError, match=f"--set model.teacher={text}: give STUDENT:TEACHER:DECAY, such as student:teacher:"
+        ):
             teachers_of([text])

@@ -44,7 +44,7 @@ def test_a_run_whose_key_is_not_known_says_nothing(monkeypatch: pytest.MonkeyPat
     put_document(by_another(storage), theirs.reservation, ORDER)
     said = (
         r"the key of run run-1 is not on this machine.*"
-        r"`funcpipe run key run-1` prints it: set FUNCPIPE_RUN_KEY to that here; "
+        r"`funcpipe run status run-1 --key` prints it: set FUNCPIPE_RUN_KEY to that here; "
     )
     verbs: tuple[Callable[..., Any], ...] = (status, stop)
     for verb in verbs:

@@ -50,7 +50,7 @@ def test_it_writes_the_best_model_a_page_and_json(
 
 
 def test_it_prints_lines_and_a_table(threads: Threads, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert swept("--trials", "2", "--monitor-mode", "max", "--pruner", "median") == 0
+    assert swept("--trials", "2", "--set", "training.monitor-mode=max", "--pruner", "median") == 0
     out = capsys.readouterr().out
     assert "best val_loss" in out
     assert "pruning saved" not in out

@@ -30,7 +30,7 @@ def after_failure(run: str, storage: str, *, watch: str = "resume it", expires: 
     """
     resume, status, _, clean = commands(run, storage, watch=watch)
     logs = f"  {'logs:':<11} funcpipe run logs {shlex.quote(run)} --storage {shlex.quote(storage)}"
-    kept = f"  {'it is kept:':<11} {KEEP_DAYS} days, unless the deployment was made with --keep-days"
+    kept = f"  {'it is kept:':<11} {KEEP_DAYS} days, unless the deployment was made with another platform.keep-days"
     return resume, status, logs, clean, *((kept,) if expires else ())
 
 

@@ -214,7 +214,7 @@ def _ended_by_numbers(storage: Storage, keys: Keys, report: WorkerReport) -> str
         said += f"; the newest checkpoint is that after step {saved}" if saved else "; nothing is saved from before"
     return (
         f"{said}. Lower the learning rate, clip the gradient (clip_grad_norm), look at the samples of that step, or "
-        "leave such steps out: on_nan='skip' (--on-nan skip)"
+        "leave such steps out: on_nan='skip' (--set training.on-nan=skip)"
     )
 
 

@@ -113,7 +113,10 @@ def _warnings_of(status: RunStatus, *, skipped: int, step_s: float | None, plann
             found.append(f"{worker.worker} is {worker.state.value}" + (f": {worker.error}" if worker.error else ""))
         elif worker.memory_bytes > _NEARLY_FULL * worker.memory_mb * MB:
             share = worker.memory_bytes / (worker.memory_mb * MB)
-            found.append(f"{worker.worker} has used {share:.0%} of its memory: train with --on-oom grow, or plan anew")
+            found.append(
+                f"{worker.worker} has used {share:.0%} of its memory: train with --set training.on-oom=grow, or plan "
+                "anew"
+            )
     if skipped:
         whose = "step updated nothing, as its" if skipped == 1 else "steps updated nothing, as their"
         found.append(f"{skipped} {whose} gradients were not finite")

@@ -157,7 +157,7 @@ def _steps_of(reader: RunReader, step: int | None) -> list[int]:
     if not saved:
         raise RunUnknown(
             f"run {run} has not saved its model yet, of {record.steps} steps; try again later, or train with a "
-            "shorter interval between checkpoints (--checkpoint)"
+            "shorter interval between checkpoints (--set training.checkpoint=N)"
         )
     return list(saved) if step is None else [step]
 

@@ -278,7 +278,9 @@ def compare_replicas(prepared: PreparedRun, keys: Keys, steps: int) -> None:
     for found in differences:
         _log.warning("run %s: %s; the result is the first replica's", keys.run, found)
     if differences and prepared.faults.on_drift is OnDrift.FAIL:
-        raise ReplicasDiffer(f"run {keys.run}: {differences[0]}; --on-drift copy would have warned, and gone on")
+        raise ReplicasDiffer(
+            f"run {keys.run}: {differences[0]}; --set training.on-drift=copy would have warned, and gone on"
+        )
 
 
 def await_step(

@@ -286,7 +286,7 @@ class Supervisor:
         if not any(size.memory_mb > stage.memory_mb for size in self._prices.sizes):
             raise WorkerFailed(f"{failure}; there is no larger function, {LESS_MEMORY}")
         if spec.faults.on_oom is OnOutOfMemory.FAIL:
-            raise WorkerFailed(f"{failure}; --on-oom grow continues with a larger function, {LESS_MEMORY}")
+            raise WorkerFailed(f"{failure}; --set training.on-oom=grow continues with a larger function, {LESS_MEMORY}")
         replicas = [other for other in self._workers.values() if other.spec.stage == spec.stage]
         peak_bytes = max(other.peak_bytes for other in replicas)
         plan = grown(spec.plan, spec.stage, peak_bytes, self._prices.sizes, self._group.platform.check, failure=failure)
@@ -309,7 +309,7 @@ class Supervisor:
 
 
 LESS_MEMORY = (
-    "smaller micro-batches or --recompute auto need less, and so does less data in memory (funcpipe profile --data "
+    "smaller micro-batches or plan.recompute=auto need less, and so does less data in memory (funcpipe profile --data "
     "says how much it takes)"
 )
 """The ways out for a stage that does not fit."""

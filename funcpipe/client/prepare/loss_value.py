@@ -16,7 +16,7 @@ from funcpipe.errors import DataError, FuncPipeError, ModelError
 from funcpipe.model.graph.user_code import users_frame
 from funcpipe.training.losses import LossFunction, WeightedLoss, seed_loss
 
-OFF = "rehearse=False (--no-rehearsal) starts without this check"
+OFF = "rehearse=False (--set training.rehearsal=false) starts without this check"
 
 MEAN = "it must return the mean over the samples that it is given, as torch's losses do with reduction='mean'"
 
@@ -41,7 +41,7 @@ def loss_of(loss: LossFunction, output: Any, target: Any, *, seed: int) -> Tenso
     if isinstance(found, tuple) and len(found) == 2:
         raise DataError(
             "the loss function returns a tuple, not a tensor; for a sum and its weight give reduction='weighted' "
-            f"(--reduction weighted), or else {MEAN}"
+            f"(--set training.reduction=weighted), or else {MEAN}"
         )
     if not isinstance(found, Tensor):
         raise DataError(f"the loss function returns a {type(found).__name__}, not a tensor: {MEAN}")
@@ -212,14 +212,14 @@ def as_refused(
         "than samples, such as tokens that are no padding or weights of classes. Such a mean is exact if the loss "
         "returns (sum, weight) and reduction='weighted' is given, or 'tokens' for torch's mean over targets that are "
         f"not ignored. For all others, {_CACHE if not own_loss else ''}plan for one micro-batch per global batch "
-        f"(micro_batch={global_batch}, replicas=1), or give coupled='accumulate' (--coupled accumulate) to train on "
-        f"the mean of the micro-batches' losses, as gradient accumulation does. {OFF}"
+        f"(micro_batch={global_batch}, replicas=1), or give coupled='accumulate' (--set training.coupled=accumulate) "
+        f"to train on the mean of the micro-batches' losses, as gradient accumulation does. {OFF}"
     )
 
 
 _CACHE = (
-    "plan and train with coupled='cache' (--coupled cache), which keeps the outputs of all micro-batches and computes "
-    "the loss once, for the whole batch; or "
+    "plan and train with coupled='cache' (--set training.coupled=cache), which keeps the outputs of all micro-batches "
+    "and computes the loss once, for the whole batch; or "
 )
 
 

@@ -32,8 +32,8 @@ def check_stores(plan: Plan, url: str, prices: PlatformSpec) -> None:
         if name not in prices.store_names:
             raise PlanError(
                 f"the plan has objects in the store {name}, which {prices.name} has no prices for, to make the bill "
-                f"with; name a specification that has it (--spec FILE; in Python: RunSettings(prices=…)), or plan with "
-                "stores='default'"
+                f"with; name a specification that has it (--set platform.spec=FILE; in Python: "
+                "RunSettings(prices=…)), or plan with stores='default'"
             )
 
 

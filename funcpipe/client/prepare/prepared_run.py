@@ -313,6 +313,8 @@ def check_learning(job: Job, *, has_validation: bool, done: int, state: StageSta
     check_decays(job.recipe.teachers, done, job.steps)
     average = job.recipe.average
     if average is not None and not job.plan.averaged:
-        _log.warning("the plan leaves no room for the average of the parameters; plan with averaged (--averaged)")
+        _log.warning(
+            "the plan leaves no room for the average of the parameters; plan with averaged (--set plan.averaged=true)"
+        )
     if isinstance(average, SWA) and average.start_step > job.steps:
         raise InvalidValue("start_step", average.start_step, f"must be at most {job.steps}, the steps of the run")

@@ -170,11 +170,12 @@ def _check_joint(job: Job) -> None:
     if joint:
         raise PlanError(
             "the loss is to be computed for whole global batches (coupled='cache'), and the plan computes it for each "
-            "micro-batch: plan with FuncPipe(…, coupled='cache').optimize, or with `funcpipe optimize --coupled cache`"
+            "micro-batch: plan with FuncPipe(…, coupled='cache').optimize, or with `funcpipe optimize --set "
+            "plan.coupled=cache`"
         )
     raise PlanError(
         "the plan computes the loss for whole global batches, from outputs that are kept: train with coupled='cache' "
-        f"(--coupled cache), not {job.recipe.coupled.value!r}, or plan again without it"
+        f"(--set training.coupled=cache), not {job.recipe.coupled.value!r}, or plan again without it"
     )
 
 

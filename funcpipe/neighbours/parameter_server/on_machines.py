@@ -92,7 +92,7 @@ def cluster_of(
     if not servers:
         raise PlanError(
             f"the way {way.way} has no parameter server; give one that has, such as lambdadnn, spotdnn or cynthia, or "
-            "train by its plan: funcpipe train"
+            "train by its plan"
         )
     rented = [item for item in way.rented if item.role != SERVER_ROLE]
     if len(rented) == 1 and (memory_mb := memory_of(rented[0])) is not None:

@@ -67,7 +67,7 @@ def fit_inverse(curve: LossCurve, *, asynchronous: bool = False) -> InverseLoss:
     if scale <= 0:
         raise DataError(
             f"the loss does not fall along its {len(curve.steps)} points ({losses[0]:.4g} to {losses[-1]:.4g}): "
-            "train longer, or leave out the first points (--skip)"
+            "train longer, or leave out the first points (--set provision.skip=N)"
         )
     covariance, residual = _uncertainty(design, losses - design @ np.array([scale, floor]))
     return InverseLoss(
@@ -94,7 +94,8 @@ def fit_weighted(curves: Sequence[LossCurve], *, heterogeneity: bool = True) -> 
     gamma2, gamma3, gamma5 = _solve(design, losses)
     if gamma3 <= 0:
         raise DataError(
-            "the loss does not fall along these curves: train longer, or leave out the first points (--skip)"
+            "the loss does not fall along these curves: train longer, or leave out the first points (--set "
+            "provision.skip=N)"
         )
     scale = gamma2 * batch + gamma3
     columns = [-scale * root / (steps + gamma1) ** 2, design[:, 0], design[:, 1], design[:, 2]]

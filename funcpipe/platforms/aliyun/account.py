@@ -92,7 +92,8 @@ def check_registry(repository: str, region: str, instance: str | None) -> None:
         raise InvalidValue("repository", repository, rule)
     if host.endswith(_ENTERPRISE) and not host.endswith(_PERSONAL) and instance is None:
         rule = (
-            "is of the Enterprise Edition: name its instance, as the console shows it, with --registry-instance cri-…"
+            "is of the Enterprise Edition: name its instance, as the console shows it, with "
+            "--set platform.registry-instance=cri-…"
         )
         raise InvalidValue("repository", repository, rule)
 
@@ -129,7 +130,7 @@ _KNOWN = (
     ),
     KnownError(
         code=r"^EntityTooLarge$",
-        remedy="an event carries at most 128 KB: fewer layers after profile --layers",
+        remedy="an event carries at most 128 KB: fewer layers after profile --set model.layers=N",
         source=_CODES,
     ),
     KnownError(

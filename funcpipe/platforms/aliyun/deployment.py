@@ -66,8 +66,9 @@ class Deployed:
         note = prices.prices_note()
         return (
             "functions, role and the image in a personal registry cost nothing while nothing runs, a watchdog about "
-            "$0.30 a month (--no-watchdog leaves it out); objects of runs are paid by OSS per GB and month and expire "
-            f"after {self.keep_days} days, logs by the log service, after 14 days" + (f"; {note}" if note else "")
+            "$0.30 a month (platform.watchdog=false leaves it out); objects of runs are paid by OSS per GB and month "
+            f"and expire after {self.keep_days} days, logs by the log service, after 14 days"
+            + (f"; {note}" if note else "")
         )
 
 

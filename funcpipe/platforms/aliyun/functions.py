@@ -150,7 +150,7 @@ class AliyunPlatform(CloudPlatform):
             fewer="plan with --max-functions",
             more=lambda wanted: (
                 f"look in the Quota Center, under General Quotas: request {wanted + sum(quotas.values())} there if it "
-                "shows fewer, and say what it shows with --spec"
+                "shows fewer, and say what it shows with --set platform.spec=FILE"
             ),
         )
 

@@ -45,7 +45,7 @@ _KNOWN = (
     ),
     KnownError(
         code=r"^(RequestTooLargeException|(Serialized)?RequestEntityTooLargeException)$",
-        remedy="an invocation carries at most 1 MB: fewer layers after profile --layers",
+        remedy="an invocation carries at most 1 MB: fewer layers after profile --set model.layers=N",
         source=_INVOKE,
     ),
     KnownError(code=r"^(TooManyRequests|EC2Throttled|ResourceNotReady|Service)Exception$", source=_INVOKE),

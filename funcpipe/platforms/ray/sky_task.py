@@ -108,7 +108,7 @@ def _kinds(provision: Provision, market: Market) -> dict[_Kind, int]:
         if rented.name not in known:
             raise PlatformRefused(
                 f"the way {provision.way} rents {rented.count} x {rented.name}, which is no machine of the market "
-                f"{market.name}: deploy functions with `funcpipe deploy aws` or `aliyun`, or choose another --way"
+                f"{market.name}: deploy functions with `funcpipe deploy aws` or `aliyun`, or choose another plan.way"
             )
         kind = _Kind(machine=rented.name, spot=rented.spot)
         found[kind] = found.get(kind, 0) + rented.count

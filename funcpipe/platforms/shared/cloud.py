@@ -82,7 +82,7 @@ def payload_of(worker: Invocation, spec: PlatformSpec, wrap_key: Callable[[str],
     if len(payload) > spec.max_payload_bytes:
         raise PlatformRefused(
             f"the payload of worker {worker.worker} has {len(payload)} bytes, an asynchronous event of {spec.name} at "
-            f"most {spec.max_payload_bytes}; fold layers together with profile --layers"
+            f"most {spec.max_payload_bytes}; fold layers together with profile --set model.layers=N"
         )
     return payload
 

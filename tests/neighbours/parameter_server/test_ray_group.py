@@ -125,10 +125,20 @@ def words(cluster: Any, tmp_path: Path, *, workers: int) -> list[str]:
         why="it is a test",
     )
     write(way, tmp_path / "way.json")
-    train = ["train-server", "funcpipe.examples.spirals:model", "--data", "funcpipe.examples.spirals:train_data"]
-    train += ["--global-batch", "64", "--micro-batch", "16", "--updates", "asp", "--checkpoint", "20", "--json"]
+    train = ["train", "funcpipe.examples.spirals:model", "--data", "funcpipe.examples.spirals:train_data"]
+    train += [
+        "--set",
+        "plan.global-batch=64",
+        "--set",
+        "model.micro-batch=16",
+        "--set",
+        "training.updates=asp",
+        "--set",
+        "training.checkpoint=20",
+        "--json",
+    ]
     where = ["--storage", (tmp_path / "objects").as_uri(), "--platform", f"ray://{cluster.address}?via=gcs"]
-    return [*train, *where, "--provision", str(tmp_path / "way.json"), "-o", str(tmp_path / "trained.safetensors")]
+    return [*train, *where, "--plan", str(tmp_path / "way.json"), "-o", str(tmp_path / "trained.safetensors")]
 
 
 def test_a_provision_trains_a_model_and_asynchronous_workers_apply_each_sample_once(

@@ -186,7 +186,7 @@ def test_an_image_of_the_enterprise_edition_names_its_instance(
 ) -> None:
     """As Function Compute wants it (CustomContainerConfig.acrInstanceId)."""
     enterprise = replace(shape(spec), repository="mine-registry.cn-test.cr.aliyuncs.com/you/funcpipe")
-    with pytest.raises(InvalidValue, match=r"Enterprise Edition.*--registry-instance cri-"):
+    with pytest.raises(InvalidValue, match=r"Enterprise Edition.*--set platform.registry-instance=cri-"):
         deployer.deploy(enterprise, PACKAGE)
     assert inventory(cloud, oss) == NOTHING
     deployer.deploy(replace(enterprise, registry_instance="cri-abc"), PACKAGE)

@@ -212,7 +212,7 @@ def test_its_places_are_those_of_the_region_s_own_part_of_aws(
     groups = [group["arn"] for group in client("logs").describe_log_groups()["logGroups"]]
     buckets = [f"arn:{partition}:s3:::{bucket['Name']}" for bucket in client("s3").list_buckets()["Buckets"]]
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    words = ["deploy", "aws", "--print-deployer-policy", "--region", region, "--account", "123456789012"]
+    words = ["deploy", "aws", "--print-deployer-policy", "--region", region, "--set", "platform.account=123456789012"]
     assert main(words) == 0
     printed = json.loads(capsys.readouterr().out)
     places = [place for statement in printed["Statement"] for place in statement["Resource"] if place != "*"]
@@ -225,7 +225,7 @@ def test_it_is_printed_without_credentials(capsys: pytest.CaptureFixture[str], m
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION", "AWS_DEFAULT_REGION"):
         monkeypatch.delenv(name, raising=False)
     words = ["deploy", "aws", "--print-deployer-policy", "--region", "us-east-1"]
-    assert main([*words, "--account", "123456789012"]) == 0
+    assert main([*words, "--set", "platform.account=123456789012"]) == 0
     assert json.loads(capsys.readouterr().out) == POLICY
     assert main([*words, "--name", "mine"]) == 0
     printed = capsys.readouterr().out
@@ -233,7 +233,7 @@ def test_it_is_printed_without_credentials(capsys: pytest.CaptureFixture[str], m
     assert "arn:aws:ecr:us-east-1:*:repository/mine" in printed
     assert main(["deploy", "aliyun", "--print-deployer-policy"]) == 2
     assert "for aws only" in capsys.readouterr().err
-    assert main([*words, "--account", "me"]) == 2
+    assert main([*words, "--set", "platform.account=me"]) == 2
     assert "account must be 12 digits" in capsys.readouterr().err
 
 
