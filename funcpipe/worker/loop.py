@@ -22,7 +22,7 @@ from funcpipe.core.cached import cached_property
 from funcpipe.core.start import StartPart
 from funcpipe.errors import Cancelled, ReplicasDiffer, RunHalted, Superseded, TaskFailed
 from funcpipe.platforms.base import Storage
-from funcpipe.runstate.documents import put_document
+from funcpipe.runstate.documents import exists, put_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.runstate.renewal import Renewal
@@ -89,7 +89,7 @@ class Worker:
 
         Raises Superseded if another function is or becomes the worker, RunHalted if the run is to end at once.
         """
-        if self.spec.epochs and (self.successor.follows or self._others_start()):
+        if self.spec.epochs and self._must_wait():
             with self.account.start.part(StartPart.WARM_UP):
                 self.warm_up()
         with self.account.start.part(StartPart.PREDECESSOR):
@@ -124,8 +124,10 @@ class Worker:
                 raise heartbeat.fatal_error from None
             raise
 
-    def _others_start(self) -> bool:
-        """Return True if this worker will have to wait, as some of the run's workers have not begun."""
+    def _must_wait(self) -> bool:
+        """Return True if this worker has to wait: for its predecessor, or as some of the run's workers have not begun."""
+        if self.successor.follows:
+            return not exists(self.storage, self.keys.hand_over(self.spec.worker, self.spec.attempt - 1))
         if self.spec.attempt or not self.spec.stage:
             return False
         begun = {key.rpartition("/")[0] for key in self.storage.list(self.keys.all_leases)}

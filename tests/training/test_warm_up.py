@@ -116,7 +116,7 @@ def test_runs_have_the_same_bits_with_warm_ups_of_all_their_functions(monkeypatc
         job = make_job(model, plan, small.data, loss=F.cross_entropy, optimizer=small.optimizer)
         return states(run_workers(job, MemoryStorage()))
 
-    monkeypatch.setattr("funcpipe.worker.loop.Worker._others_start", lambda worker: False)
+    monkeypatch.setattr("funcpipe.worker.loop.Worker._must_wait", lambda worker: False)
     without, warmed = trained(), list[bool]()
 
     def noted(*args: Any, **options: Any) -> bool:
@@ -124,7 +124,7 @@ def test_runs_have_the_same_bits_with_warm_ups_of_all_their_functions(monkeypatc
         return warmed[-1]
 
     monkeypatch.setattr("funcpipe.worker.setup.warm_up", noted)
-    monkeypatch.setattr("funcpipe.worker.loop.Worker._others_start", lambda worker: True)
+    monkeypatch.setattr("funcpipe.worker.loop.Worker._must_wait", lambda worker: True)
     found = trained()
     assert warmed == [True] * 4
     assert all(torch.equal(without[name], found[name]) for name in without)
