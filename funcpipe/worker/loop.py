@@ -125,7 +125,7 @@ class Worker:
             raise
 
     def _must_wait(self) -> bool:
-        """Return True if this worker has to wait: for its predecessor, or as some of the run's workers have not begun."""
+        """Return True if this worker has to wait: for its predecessor, or for workers that have not begun."""
         if self.successor.follows:
             return not exists(self.storage, self.keys.hand_over(self.spec.worker, self.spec.attempt - 1))
         if self.spec.attempt or not self.spec.stage:
