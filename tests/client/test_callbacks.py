@@ -20,6 +20,7 @@ from funcpipe.core import RunSettings
 from funcpipe.errors import InvalidValue, RunHalted
 from funcpipe.loggers import CheckpointFiles
 from funcpipe.runstate.signing import signed
+from funcpipe.runstate.state_dict import StateDict
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.state import StageState
@@ -228,7 +229,9 @@ def test_files_are_written_of_checkpoints_that_are_far_enough_apart_and_of_the_r
     for step in (1, 2, 3, 4):
         state = StageState(tensors={"model/w": torch.tensor([step])}, aliases={}, transient=frozenset(), settings={})
         files.on_step(progress_of(step))
-        files.on_checkpoint(step, functools.partial(SavedModel, run=RUN, step=step, steps=4, state=state))
+        files.on_checkpoint(
+            step, functools.partial(SavedModel, run=RUN, step=step, steps=4, state=state, base=StateDict({}))
+        )
     names = [file.name for file in sorted((tmp_path / "models").iterdir())]
     assert names == [f"{RUN}-00000002.pt", f"{RUN}-00000004.pt"]
     assert torch.load(tmp_path / "models" / names[1]) == {"w": torch.tensor([4])}
