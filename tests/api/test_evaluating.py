@@ -217,7 +217,8 @@ def test_plans_with_local_steps_are_made_where_that_is_asked_for() -> None:
     assert plan.estimate is not None
     assert plan.estimate.meeting_s is not None
     assert predict(plan, profile(), spec).duration_s > mean_step_s(plan, profile(), spec)
-    simulated = own.optimize(sync_every=8, simulated_plans=2, **asked)
+    simulated = own.optimize(sync_every=8, sync_fragments=2, sync_delay=3, simulated_plans=2, **asked)
+    assert (simulated.sync_fragments, simulated.sync_delay) == (2, 3)
     assert simulated.solver is not None
     assert simulated.solver.simulated_s == pytest.approx(mean_step_s(simulated, profile(), spec))
     assert own.optimize(**asked).sync_every == 1

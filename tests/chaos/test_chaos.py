@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from funcpipe.testing.faults import Fault
-from funcpipe.training.plain_rounds import LocalSteps, train_in_turn
+from funcpipe.training.plain_rounds import train_in_turn
 from tests.support import chaos, faulty_threads
 from tests.support.chaos import Ending, good, run
 
@@ -26,12 +26,27 @@ def test_a_disturbed_run_ends_with_the_same_bits(fault: Fault, undisturbed: Mapp
     check_the_same(*disturbed(fault, undisturbed), undisturbed)
 
 
-@pytest.mark.parametrize("fault", [Fault.KILL, Fault.CLIENT, Fault.MIXED])
-def test_so_does_one_whose_replicas_train_alone(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+LATE = {"sync_fragments": 2, "sync_delay": 1}
+
+
+@pytest.mark.parametrize(
+    ("fault", "meets"),
+    [
+        *[(fault, {}) for fault in (Fault.KILL, Fault.CLIENT, Fault.MIXED)],
+        (Fault.KILL, LATE),
+        pytest.param(Fault.MIXED, LATE, marks=pytest.mark.long),
+        pytest.param(Fault.CLIENT, LATE, marks=pytest.mark.long),
+    ],
+)
+def test_so_does_one_whose_replicas_train_alone(
+    fault: Fault, meets: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     made = chaos.job()
-    plan = replace(made.plan, sync_every=4, outer_momentum=0.5)
-    monkeypatch.setattr(chaos, "job", lambda deadline_s: replace(made, plan=plan, message_deadline_s=deadline_s))
-    local = LocalSteps(sync_every=4, outer_momentum=0.5)
+    plan = replace(made.plan, sync_every=4, outer_momentum=0.5, **meets)  # type: ignore[arg-type]
+    made = replace(made, plan=plan)
+    monkeypatch.setattr(chaos, "job", lambda deadline_s: replace(made, message_deadline_s=deadline_s))
+    local = made.local_steps()
+    assert local is not None
     trained = train_in_turn(
         *(chaos.model(), made.graph, chaos.data(), list(made.batches.steps_from(0, made.epochs))),
         recipe=made.recipe,

@@ -85,6 +85,8 @@ def test_verify_compares_replicas_that_train_alone_with_the_same_algorithm(make:
     rounded = verify(script, replicas=2, plan_changes={**LOCAL, "wire_sync": "bf16"})
     assert rounded.agrees
     assert verify(script, replicas=2, plan_changes={**LOCAL, "shard_optimizer": True}).agrees
+    late = {**LOCAL, "sync_every": 3, "sync_fragments": 2, "sync_delay": 1}
+    assert verify(script, replicas=2, plan_changes=late).agrees
 
 
 def test_verify_finds_replicas_that_meet_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
