@@ -23,22 +23,22 @@ class Size(NamedTuple):
 
 
 ROOMS = {
-    "analysis": Size(395, 6, 18),
+    "analysis": Size(406, 6, 18),
     "api": Size(520, 8, 12),
     "cli": Size(2359, 16, 115),
     "client": Size(4734, 51, 188),
     "comm": Size(1233, 23, 55),
-    "core": Size(3234, 131, 217),
+    "core": Size(3240, 131, 217),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),
     "model": Size(5742, 92, 234),
     "neighbours": Size(3743, 72, 196),
-    "partitioner": Size(5348, 70, 257),
+    "partitioner": Size(5380, 70, 261),
     "platforms": Size(6093, 100, 237),
     "profiler": Size(849, 10, 36),
     "runstate": Size(2513, 40, 130),
-    "scheduler": Size(1395, 27, 47),
+    "scheduler": Size(1396, 27, 47),
     "show": Size(1688, 11, 95),
     "sweep": Size(1191, 23, 23),
     "testing": Size(723, 18, 21),
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 83_400, 82, 18
+MODULES, LINES, EXPORTED, VERBS = 591, 83_500, 82, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

@@ -6,6 +6,7 @@ trace is that of the last one; `mean_step_s` plays both.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
@@ -29,6 +30,7 @@ from funcpipe.partitioner.cost.loads import Loads, Setting, meeting_share
 from funcpipe.partitioner.cost.rounding import addition_s, all_s
 from funcpipe.partitioner.cost.stores import link
 from funcpipe.scheduler.graph import StepShape, build_graph
+from funcpipe.scheduler.late import LatePart
 from funcpipe.scheduler.pipeline import Loading
 from funcpipe.scheduler.simulator.costs import Cost, Timeline, costs_of
 from funcpipe.scheduler.simulator.disturbances import UNDISTURBED, Disturbances
@@ -71,15 +73,17 @@ def forecast(
     clipped: bool = False,
     meets: bool = True,
     fragment: int = 0,
+    beside: int | None = None,
 ) -> Timeline:
     """The times of all tasks of one iteration of `plan`; contention and shared limits come from `spec`.
 
-    Where replicas train alone, they meet at its end unless `meets` is false, on a fragment if there are several. With
+    Where replicas train alone, they meet at its end unless `meets` is false, on a fragment if there are several. A late
+    meeting goes on beside it, as a whole, or as in the step with the number `beside` after its measuring. With
     `clipped`, gradients are clipped by
     their norm, so all stages exchange norms before they update. Raises PlanError unless plan, profile and platform
     belong together.
     """
-    graph = build_graph(step_shape(plan, profile, clipped=clipped, meets=meets, fragment=fragment))
+    graph = build_graph(step_shape(plan, profile, clipped=clipped, meets=meets, fragment=fragment, beside=beside))
     costs = costs_of(graph, task_cost(plan, profile, spec, meets=meets), uniform=True)
     caps = tuple(spec.store(name).shared_bytes_s for name in _stores_of(plan))
     disturbed = replace(disturbances, contention=spec.contention, shared_bytes_s=caps, shared_cores=spec.shared_cores)
@@ -99,16 +103,24 @@ def mean_step_s(
 
     An iteration that ends with a meeting takes `met_s`, if that is known.
     """
+    played = partial(forecast, plan, profile, spec, disturbances=disturbances, clipped=clipped)
     if met_s is None:
-        met_s = forecast(plan, profile, spec, disturbances=disturbances, clipped=clipped).duration_s
+        met_s = played().duration_s
     if not plan.trains_locally:
         return met_s
-    alone_s = forecast(plan, profile, spec, disturbances=disturbances, clipped=clipped, meets=False).duration_s
-    share, fragments = meeting_share(plan.sync_every, plan.replicas, plan.sync_fragments), plan.sync_fragments
+    alone_s, delay, fragments = played(meets=False).duration_s, plan.sync_delay, plan.sync_fragments
+    share = meeting_share(plan.sync_every, plan.replicas, fragments)
+
+    def longer_s(fragment: int) -> float:
+        """By how much all the iterations take longer of which a meeting is part."""
+        if delay > 1:
+            return sum(played(fragment=fragment, beside=i).duration_s - alone_s for i in range(delay))
+        return (played(fragment=fragment).duration_s if fragment else met_s) - alone_s
+
+    first_s = longer_s(0)
     if fragments > 1 and _routes(plan, profile).ties:  # which meet with the first fragment
-        other_s = forecast(plan, profile, spec, disturbances=disturbances, clipped=clipped, fragment=1).duration_s
-        met_s = (met_s + (fragments - 1) * other_s) / fragments
-    return (1 - share) * alone_s + share * met_s
+        first_s = (first_s + (fragments - 1) * longer_s(1)) / fragments
+    return alone_s + share * first_s
 
 
 def _stores_of(plan: Plan) -> tuple[str, ...]:
@@ -117,9 +129,20 @@ def _stores_of(plan: Plan) -> tuple[str, ...]:
 
 
 def step_shape(
-    plan: Plan, profile: ModelProfile, *, clipped: bool = False, meets: bool = True, fragment: int = 0
+    plan: Plan,
+    profile: ModelProfile,
+    *,
+    clipped: bool = False,
+    meets: bool = True,
+    fragment: int = 0,
+    beside: int | None = None,
 ) -> StepShape:
-    """The shape of a step of `plan`, at whose end replicas that train alone meet or not, on `fragment` of several."""
+    """The shape of a step of `plan`, at whose end replicas that train alone meet or not, on `fragment` of several; or
+    `beside` which they do, as in `forecast`.
+    """
+    late, delay = None, plan.sync_delay
+    if meets and delay and plan.trains_locally:
+        late = LatePart(fragment, delay, beside or 0, delay - 1 if beside is None else beside)
     return StepShape(
         stages=len(plan.stages),
         replicas=plan.replicas,
@@ -131,7 +154,8 @@ def step_shape(
         ways=plan.ways,
         joint_loss=plan.joint_loss,
         alone=plan.trains_locally,
-        meets=meets,
+        meets=meets and late is None,
+        late=late,
         fragments=(fragment,) if plan.trains_locally and plan.sync_fragments > 1 else (),
         norms=clipped or plan.gradient_wire is Wire.FP16 or plan.precision.scales_loss,
         loading=_loading(plan, profile),

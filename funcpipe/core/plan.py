@@ -89,12 +89,22 @@ class PlanBase:
 
     def kept_for_meetings(self, replicas: int) -> float:
         """Return how many of these are for meetings: the parameters of the last one, and the outer momentum's; divided
-        over replicas, a share of each, and of the mean that a replica makes.
+        over replicas, a share of each, and of the mean that a replica makes. Of a fragment that is late, also what was
+        measured.
         """
         if self.sync_every == 1 or replicas == 1:
             return 0
         kept = 1 + (self.outer_momentum > 0)
-        return (kept + 1) / replicas if self.shard_optimizer else kept
+        return (kept + 1) / replicas if self.shard_optimizer else kept + self._late_share
+
+    @property
+    def _late_share(self) -> float:
+        """The share of what replicas keep that they keep twice, while a meeting goes on beside steps."""
+        return 1 / self.sync_fragments if self.sync_delay else 0.0
+
+    def kept_errors(self, sync: Sync, replicas: int) -> float:
+        """Return how many values per parameter each replica keeps for sums in 8 bits that it makes by `sync`."""
+        return sync.fed_back(replicas) * (1 + self._late_share)
 
     @property
     def base_fields(self) -> dict[str, Any]:
@@ -300,7 +310,7 @@ class Plan(Described, PlanBase):
     @property
     def values_per_parameter(self) -> float:
         """The number of values that each function keeps for a parameter, besides itself and its gradient."""
-        kept = max(way.sync.fed_back(self.replicas) for way in self.ways) if self.feeds_back else 0.0
+        kept = max(self.kept_errors(way.sync, self.replicas) for way in self.ways) if self.feeds_back else 0.0
         return self.values_each(self.replicas) + kept
 
     @property

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from funcpipe.core import ModelProfile, Plan, PlatformSpec, TrainingSpec
 from funcpipe.errors import Infeasible
 from funcpipe.partitioner.cost.evaluate import evaluate
-from funcpipe.partitioner.problem.goal import meeting_every
+from funcpipe.partitioner.problem.goal import can_meet_every, meeting_every
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +33,15 @@ def round_choices(
 ) -> tuple[RoundChoice, ...]:
     """The best plans by `find` for meetings after 1, 2, 4, 8 and more steps, up to those that `training` allows.
 
-    Left out are numbers of steps for which there is no plan. There are none where the number is not left open.
+    Left out are numbers of steps for which there is no plan, or between which fragments cannot meet one after the
+    other. There are none where the number is not left open.
     """
     most, steps = training.sync_every_at_most, 1
     found = []
     while most is not None and steps <= most:
-        with suppress(Infeasible):  # for want of the memory of meetings, or of the time that more steps save
-            found.append(_choice(find(profile, spec, meeting_every(training, steps)), steps, profile, spec))
+        if can_meet_every(training, steps):
+            with suppress(Infeasible):  # for want of the memory of meetings, or of the time that more steps save
+                found.append(_choice(find(profile, spec, meeting_every(training, steps)), steps, profile, spec))
         steps = most if steps < most < 2 * steps else 2 * steps
     return tuple(found)
 

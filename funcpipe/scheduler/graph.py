@@ -9,7 +9,7 @@ they sum comes after that update:
     backward ... norm | local-update | flatten ... get-merged | update
 
 A meeting whose sums are taken `delay` steps late goes on beside these steps: each has a part of its transfers, spread
-over the first half of its computations, so that neither keeps the other waiting.
+over its computations.
 """
 
 from collections import defaultdict

@@ -8,7 +8,8 @@ of that round in the next one; a replica that puts no sums has R parts. With thr
     its pieces   1    1    2     the step
     its sums     1    2    2
 
-Within a step they are spread over the first half of its computations, so that neither keeps the other waiting for long.
+Within a step they are spread over its computations, behind what these send, so that neither keeps the other waiting for
+long: of both directions of the link, one body at a time has it.
 """
 
 from typing import NamedTuple
@@ -67,13 +68,17 @@ def late_tasks(late: LatePart, pattern: Pattern, stage: int, replica: int) -> Ta
 
 
 def with_late(tasks: Tasks, late: Tasks) -> Tasks:
-    """`tasks` of a worker's step, and its `late` ones, spread over the first half of the computations."""
+    """`tasks` of a worker's step, and its `late` ones, spread over the computations, behind what these send."""
     own, left = list(tasks), list(late)
     begun = tuple(task for task, _ in left if task.kind is Kind.FLATTEN)
     yield from left[: len(begun)]
     left = left[len(begun) :]
-    computed = [i for i, (task, _) in enumerate(own) if task.kind in (Kind.FORWARD, Kind.BACKWARD)]
-    places = [-1, *computed[: len(computed) // 2]]
+    kinds = [task.kind for task, _ in own]
+    computed = [i for i, kind in enumerate(kinds) if kind in (Kind.FORWARD, Kind.BACKWARD)]
+    places = [
+        -1,
+        *(next(j for j in range(i, len(own)) if not kinds[j + 1 : j + 2] or not kinds[j + 1].is_put) for i in computed),
+    ]
     cuts = [len(left) * i // len(places) for i in range(len(places) + 1)]
     after = {place: left[cuts[i] : cuts[i + 1]] for i, place in enumerate(places)}
     yield from after[-1]

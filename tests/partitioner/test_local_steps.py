@@ -188,10 +188,12 @@ def test_exact_equals_exhaustive_on_two_hundred(seed: int) -> None:
 
 
 def compare_with_enumeration(seed: int) -> None:
-    """In rounds of 2 or 8 steps, or one round."""
+    """In rounds of 2 steps, or of 8 in two fragments which are late, or in one round."""
     drawn = draw_problem(seed)
     wire = Wire.FP32 if drawn.training.wire is Wire.FP16 else drawn.training.wire
     training = replace(drawn.training, sync_every=(2, 8, "end")[seed % 3], outer_momentum=0.9, wire=wire)
+    if seed % 3 == 1:
+        training = replace(training, sync_fragments=2, sync_delay=0 if training.shard_optimizer else 3)
     problem = replace(drawn, training=training)
     try:
         expected = exhaustive(problem).solver
@@ -205,10 +207,16 @@ def compare_with_enumeration(seed: int) -> None:
     assert found.objective == pytest.approx(expected.objective, rel=1e-8)
 
 
-@pytest.mark.parametrize("schedule", [ScheduleKind.GPIPE, ScheduleKind.ONE_F_ONE_B])
-def test_solvers_equal_the_exact_search(schedule: ScheduleKind) -> None:
-    problem = problem_of(1, Sync.PIPELINED, 4, schedule=schedule, replicas=(1, 2))
+@pytest.mark.parametrize(("schedule", "delay"), [(ScheduleKind.GPIPE, 0), (ScheduleKind.ONE_F_ONE_B, 1)])
+def test_solvers_equal_the_exact_search(schedule: ScheduleKind, delay: int) -> None:
+    problem = problem_of(1, Sync.PIPELINED, 4, schedule=schedule, replicas=(1, 2), sync_delay=delay)
     check(problem, policy("highs"))
+
+
+def test_the_papers_form_does_not_know_late_meetings() -> None:
+    problem = problem_of(2, Sync.THREE_PHASE, 4, schedule=ScheduleKind.GPIPE, sync_delay=1)
+    with pytest.raises(InvalidValue, match="sync_delay cannot be expressed in the paper's form"):
+        by_chain_form(problem, "GUROBI")
 
 
 def test_the_papers_form_equals_the_exact_search() -> None:
@@ -254,6 +262,9 @@ def test_replicas_that_train_alone_keep_all_of_the_optimiser_and_what_they_meet_
     whole = replace(local, shard_optimizer=False)
     assert whole.values_each(4) == 2 + 1
     assert replace(whole, outer_momentum=0.9).values_each(4) == 2 + 2
+    late = replace(whole, sync_fragments=4, sync_delay=1)
+    assert late.values_each(4) == 2 + 1 + 1 / 4
+    assert late.kept_errors(Sync.STREAMED, 4) == Sync.STREAMED.fed_back(4) * (1 + 1 / 4)
     assert replace(local, outer_momentum=0.9).values_each(1) == 2
 
 
@@ -296,6 +307,16 @@ def test_auto_takes_as_many_steps_as_it_may_and_says_what_fewer_would_buy() -> N
     assert "the best plan, if replicas meet after so many steps:" in text
     assert "replicas meet every 12 steps" in text
     assert "last meeting" in text  # what is kept of it in memory
+
+
+def test_auto_leaves_out_numbers_of_steps_that_fragments_do_not_divide() -> None:
+    profile, spec = chain(3, 2, 0), platform(2)
+    wanted = replace(AUTO, sync_fragments=3, sync_delay=1)
+    plan = optimize(profile, spec, wanted)
+    assert (plan.sync_every, plan.sync_fragments, plan.sync_delay) == (12, 3, 1)
+    found = explain(plan, profile, spec, wanted)
+    assert [row.sync_every for row in found.rounds] == [1, 4, 8, 12]
+    assert "replicas meet every 12 steps in 3 fragments, 1 late" in render(found)
 
 
 ALWAYS: dict[str, Any] = {"sync_every": 1, "sync_every_at_most": None, "outer_momentum": 0.0}

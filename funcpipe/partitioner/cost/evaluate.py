@@ -130,6 +130,7 @@ def plan_setting(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Setti
         meeting_share=meeting_share(plan.sync_every, plan.replicas, plan.sync_fragments),
         fragments=plan.sync_fragments if plan.trains_locally else 1,
         codec=spec.codecs.get(plan.wire_sync.value),
+        delay=plan.sync_delay if plan.trains_locally else 0,
     )
 
 

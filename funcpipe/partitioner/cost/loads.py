@@ -188,7 +188,8 @@ class Setting:
 
     Where replicas train alone between meetings, `meeting_share` is the share of steps that end with one, and `alone` is
     true: then they exchange what their optimisers have made of the parameters, and begin when these are done. In a
-    meeting they exchange one of so many `fragments` of a stage's parameters, all of which are taken to be as large.
+    meeting they exchange one of so many `fragments` of a stage's parameters, all of which are taken to be as large; the
+    exchange goes on beside as many steps as its `delay` says, if that is not 0.
 
     `codec` is what rounding costs; None where sums are not rounded.
     """
@@ -212,6 +213,7 @@ class Setting:
     meeting_share: float = 1.0
     fragments: int = 1
     codec: CodecCost | None = None
+    delay: int = 0
 
     @cached_property
     def message_store(self) -> StoreSpec:

@@ -100,6 +100,37 @@ def tied_times(loads: Loads, setting: Setting, up: Array, down: Array) -> tuple[
     return tied_s, backward_s
 
 
+HALF_HIDDEN = 2.2
+"""By how much a late exchange takes longer than the stage computes in a step, where half of it is hidden."""
+
+
+def hiding_times(loads: Loads, setting: Setting) -> Array:
+    """Seconds of an exchange that a step of each stage hides by half, see `exposed_late_s`."""
+    forwards = np.where(loads.recompute, 2.0, 1.0)
+    computed_s = setting.spec.contention * (forwards * loads.forward_s + loads.backward_s)
+    hiding: Array = HALF_HIDDEN * setting.micro_batches_each * computed_s
+    return hiding
+
+
+def exposed_late_s(seconds: Array, hiding_s: Array, parts: Array | int) -> Array:
+    """Seconds by which steps take longer beside which an exchange of so many `seconds` goes on, in as many `parts`.
+
+    Its objects keep messages between stages waiting, and the last ones come after the last backward; the longer it
+    takes, the more. As one part, x seconds prolong the step by x · x / (x + `hiding_s`): hardly by anything if it is
+    short. n parts, each of which begins and ends in a step of its own, hide as much as a step √n times as long. That is
+    an estimate, made from plans that were played (`tests/analysis/test_predict.py`).
+    """
+    each_s = seconds / np.sqrt(parts)
+    exposed: Array = seconds * each_s / np.maximum(each_s + hiding_s, 1e-12)
+    return exposed
+
+
+def late_parts(way: SyncWay, setting: Setting) -> int:
+    """The number of steps over which a late exchange is spread, at most its delay (`scheduler.late`)."""
+    rounds = usual_streams(way.sync, setting.replicas, way.streams).rounds
+    return min(setting.delay, rounds + (way.sync is not Sync.EXCHANGE))
+
+
 def sync_times(loads: Loads, setting: Setting, *, workers: int, way: SyncWay | None = None) -> Array:
     """Seconds in which each stage's replicas sum their gradients, from its last backward on, in `way`.
 
@@ -112,7 +143,7 @@ def sync_times(loads: Loads, setting: Setting, *, workers: int, way: SyncWay | N
     way = setting.way if way is None else way
     exchanged = setting.exchanged_bytes(loads.summed_bytes)
     rounding = setting.rounding(loads.vcpu)
-    return tied_s + setting.meeting_share * sync_time_s(
+    seconds = sync_time_s(
         way.sync,
         gradient_bytes=setting.sync_wire_ratio * exchanged,
         merged_bytes=setting.merged_wire_ratio * exchanged,
@@ -124,6 +155,9 @@ def sync_times(loads: Loads, setting: Setting, *, workers: int, way: SyncWay | N
         backward_s=backward_s,
         rounding=rounding,
     )
+    if setting.delay:
+        seconds = exposed_late_s(seconds, hiding_times(loads, setting), late_parts(way, setting))
+    return tied_s + setting.meeting_share * seconds
 
 
 def way_table(loads: Loads, setting: Setting, *, workers: int) -> WayTable:
@@ -131,8 +165,9 @@ def way_table(loads: Loads, setting: Setting, *, workers: int) -> WayTable:
     ways = ways_of(setting)
     up, down = link(loads, setting.sum_store, workers)
     exchanged = setting.exchanged_bytes(loads.summed_bytes)
+    late = (hiding_times(loads, setting),) if setting.delay else ()
     vcpu = () if setting.codec is None else (loads.vcpu,)
-    columns = np.broadcast_arrays(exchanged, up, down, *tied_times(loads, setting, up, down), *vcpu)
+    columns = np.broadcast_arrays(exchanged, up, down, *tied_times(loads, setting, up, down), *late, *vcpu)
     stages, sizes = columns[0].shape
     rows, example, row = np.unique(
         np.stack([column.ravel() for column in columns]), axis=1, return_index=True, return_inverse=True
@@ -178,9 +213,10 @@ def _in_order(ways: tuple[SyncWay, ...], usd: Array, seconds: Array, starts: Int
 
 def _seconds(rows: Array, setting: Setting, ways: Sequence[SyncWay]) -> Array:
     """Element [row, way]: seconds; `rows` has the bytes that are summed, up, down, and the two seconds of `tied_times`,
-    and where sums are rounded the vCPUs, an element of each for each row.
+    where exchanges are late those of `hiding_times`, and where sums are rounded the vCPUs: one of each for each row.
     """
     summed, up, down, tied_s, backward_s, *vcpu = rows[:, :, None]
+    hiding_s = vcpu.pop(0) if setting.delay else None
     size, merged = setting.sync_wire_ratio * summed, setting.merged_wire_ratio * summed
     seconds = np.empty((len(size), len(ways)))
     latency_s, replicas = setting.sum_store.latency_s, setting.replicas
@@ -214,6 +250,8 @@ def _seconds(rows: Array, setting: Setting, ways: Sequence[SyncWay]) -> Array:
                 rounding=setting.rounding(vcpu[0]) if vcpu else None,
             )
             seconds[:, which] = found
+    if hiding_s is not None:
+        seconds = exposed_late_s(seconds, hiding_s, np.array([late_parts(way, setting) for way in ways]))
     seconds *= setting.meeting_share
     seconds += tied_s
     return seconds

@@ -220,6 +220,10 @@ def _check_training(training: TrainingSpec) -> None:
         raise InvalidValue("sync", chosen, "must be 'three-phase' or 'pipelined' in the paper's form")
     if training.joint_loss:
         raise InvalidValue("joint_loss", True, "cannot be expressed in the paper's form; use another solver")
+    if training.sync_delay:
+        raise InvalidValue(
+            "sync_delay", training.sync_delay, "cannot be expressed in the paper's form; use another solver"
+        )
 
 
 def _by_layer(rows: Array) -> Array:

@@ -116,6 +116,12 @@ def meeting_every(training: TrainingSpec, sync_every: int | str) -> TrainingSpec
     return replace(training, sync_every=sync_every, sync_every_at_most=None, **unused)  # type: ignore[arg-type]
 
 
+def can_meet_every(training: TrainingSpec, steps: int) -> bool:
+    """Return True if fragments, if there are several, can meet one after the other in rounds of so many steps."""
+    fragments = training.sync_fragments
+    return steps == 1 or (fragments <= steps and training.sync_delay * fragments < steps)
+
+
 def better_round(training: TrainingSpec, find: Callable[[TrainingSpec], Plan]) -> Plan:
     """The plan that `find` makes for `training`; the best of those with at most so many steps between meetings, if it
     leaves that open.

@@ -245,6 +245,7 @@ class Problem:
             meeting_share=meeting_share(self.training.sync_every, replicas, self.training.sync_fragments),
             fragments=self.training.sync_fragments if replicas > 1 else 1,
             codec=self.spec.codecs.get(self.training.wire_sync.value),
+            delay=self.training.sync_delay if replicas > 1 else 0,
         )
 
     @property
@@ -255,7 +256,7 @@ class Problem:
         """How many values per parameter functions keep for sums in 8 bits: the most that any way needs."""
         if replicas == 1 or self.training.wire_sync is not Wire.INT8:
             return 0.0
-        return max(way.fed_back(replicas) for way in ((sync,) if sync else Sync))
+        return max(self.training.kept_errors(way, replicas) for way in ((sync,) if sync else Sync))
 
     def plan(self, setting: Setting, choices: Sequence[StageChoice]) -> Plan:
         """The plan of `choices`, with its estimate."""
