@@ -21,6 +21,7 @@ from funcpipe.client.control.stopping import clean, take_over
 from funcpipe.client.follow import functions as client_functions
 from funcpipe.client.follow import launch as launching
 from funcpipe.client.follow.launch import upload
+from funcpipe.client.prepare.frozen import JobBase
 from funcpipe.client.prepare.prepared_run import PreparedRun
 from funcpipe.core import Invocation, Precision, RunAccount, RunLimits
 from funcpipe.core.settings import DEFAULT_FAULTS
@@ -126,7 +127,7 @@ def prepared_run(storage: Storage, name: str, *, resumed: ResumePoint | None = N
         platform=cast(Platform, platform),
         storage=storage,
         storage_url=f"memory://{name}",
-        stages=cast(Any, (SimpleNamespace(bundle=b"code", tensors={}),)),
+        stages=cast(Any, (SimpleNamespace(bundle=b"code", tensors={}, base=JobBase()),)),
         data=cast(Any, SimpleNamespace(objects=lambda: ())),
         faults=replace(DEFAULT_FAULTS, keep=keep),
         limits=RunLimits(),
