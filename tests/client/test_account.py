@@ -244,7 +244,7 @@ def the_page_adds_up_to_the_bill(ended: Ended) -> None:
     bill, spent, billed = ended.finished.bill, spent_section(ended.material), bill_section(ended.material)
     assert spent is not None
     assert billed is not None
-    (rows,) = [rows for rows in tables(spent) if "compute" in rows["stage"]]
+    (rows,) = [rows for rows in tables(spent) if "compute" in rows.get("stage", ())]
     *_, shown_s = rows["all"]
     *_, shown_usd = rows["all, price"]
     assert (shown_s, shown_usd) == (seconds(bill.function_seconds), usd(bill.compute_usd))
