@@ -320,20 +320,13 @@ class Plan(Described, PlanBase):
 
     @property
     def saved_values(self) -> tuple[float, float]:
-        """The number of values for a parameter in a checkpoint: from the first replica of a stage, which saves the
-        model, and from each other one, which saves what it alone has.
-
-        Replicas that train alone each save their own parameters besides, as they are in the middle of a round.
-        """
-        own = self.values_per_parameter - self.values_each(self.replicas)
+        """Values for a parameter in a checkpoint: of a stage's first replica, with the model, and of each other one."""
+        own = self.values_per_parameter - self.values_each(self.replicas) + self.trains_locally
         divided = self.optimizer.values_each(self.replicas, sharded=self.divides_optimizer)
         own += divided if self.is_sharded or self.trains_locally else 0
         kept = self.kept_for_meetings(self.replicas)
-        if self.trains_locally:
-            own += 1
         if self.is_sharded and self.trains_locally:
-            own += kept - 1 / self.replicas  # without the mean, which is made in a meeting
-            kept = 0
+            own, kept = own + kept - 1 / self.replicas, 0  # without the mean, which is made in a meeting
         first = 1 + self.averaged + own + (0 if self.is_sharded or self.trains_locally else divided)
         return first + max(kept - 1, 0), own
 
@@ -400,7 +393,7 @@ def _check_unscaled(gradient_wire: Wire, precision: Precision = Precision.FP32) 
 def _check_sharding(sync: Sync | None, gradient_wire: Wire) -> None:
     """Raise InvalidValue if the optimiser cannot be divided. fp16 may skip a step after replicas have begun it."""
     if sync is not None and not sync.shares_sums:
-        ways = ", ".join(way.value for way in Sync if way.shares_sums)
-        raise InvalidValue("sync", sync.value, f"must be one of {ways} with shard_optimizer")
+        rule = f"must be one of {', '.join(way.value for way in Sync if way.shares_sums)} with shard_optimizer"
+        raise InvalidValue("sync", sync.value, rule)
     if gradient_wire is Wire.FP16:
         raise InvalidValue("wire_back", gradient_wire.value, "must be fp32, bf16 or int8 with shard_optimizer")

@@ -77,7 +77,7 @@ def value_after(step: int) -> int:
 
 def message(step: int) -> str:
     """The key of the first worker's message of `step`."""
-    return KEYS.message(worker_name(*FIRST), step, "put-activation")
+    return KEYS.message(worker_name(*FIRST), step, f"put-activation.{worker_name(*FIRST)}.m0.k0")
 
 
 def messages_of(worker: WorkerId, step: int) -> StepMessages:

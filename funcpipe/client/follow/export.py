@@ -115,9 +115,10 @@ class SavedModel:
     def state_dict(self) -> Mapping[str, Tensor]:
         """The model's parameters and buffers, for its `load_state_dict`; a tied one under each of its names.
 
-        Those that the run does not change are read when they are asked for.
+        Those that the run does not change, if there are any, are read when they are asked for.
         """
-        return self.base.replaced(self.state.state_dict())
+        learned = self.state.state_dict()
+        return self.base.replaced(learned) if self.base else learned
 
 
 def export(run: str, *, storage: str | Storage, step: int | None = None) -> Mapping[str, Tensor]:
