@@ -170,7 +170,7 @@ class NeverTwice(MemoryStorage):
 
     def list(self, prefix: str) -> tuple[str, ...]:
         self.starts_listed += "/functions/" in prefix
-        listed = ("/checkpoints/", "/progress/", "/functions/")
+        listed = ("/checkpoints/", "/progress/", "/functions/", "/leases/")
         assert any(part in prefix for part in listed), "a run lists no messages"
         return super().list(prefix)
 
