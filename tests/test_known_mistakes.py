@@ -158,18 +158,19 @@ def test_two_runs_in_one_storage_share_nothing() -> None:
 class NeverTwice(MemoryStorage):
     """Storage that neither lists nor replaces; but heartbeats, of which only the last one tells anything.
 
-    Each function lists once which functions were started before it.
+    Each function lists once which functions were started before it, and those of later stages once which have begun.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.starts_listed = 0
+        self.starts_listed = self.leases_listed = 0
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
         super().put(key, data, if_absent="/heartbeats/" not in key, gate=gate)
 
     def list(self, prefix: str) -> tuple[str, ...]:
         self.starts_listed += "/functions/" in prefix
+        self.leases_listed += "/leases/" in prefix
         listed = ("/checkpoints/", "/progress/", "/functions/", "/leases/")
         assert any(part in prefix for part in listed), "a run lists no messages"
         return super().list(prefix)
@@ -180,6 +181,7 @@ def test_no_message_is_written_twice_and_nobody_lists_any() -> None:
     _, plan, job = prepared(2, 2, epochs=2)
     run_workers(job, storage)
     assert storage.starts_listed == plan.workers
+    assert storage.leases_listed == plan.workers - plan.replicas
 
 
 def test_messages_do_not_pile_up() -> None:

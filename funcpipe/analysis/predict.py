@@ -79,9 +79,8 @@ def forecast(
 
     Where replicas train alone, they meet at its end unless `meets` is false, on a fragment if there are several. A late
     meeting goes on beside it, as a whole, or as in the step with the number `beside` after its measuring. With
-    `clipped`, gradients are clipped by
-    their norm, so all stages exchange norms before they update. Raises PlanError unless plan, profile and platform
-    belong together.
+    `clipped`, gradients are clipped by their norm, so all stages exchange norms before they update. Raises PlanError
+    unless plan, profile and platform belong together.
     """
     graph = build_graph(step_shape(plan, profile, clipped=clipped, meets=meets, fragment=fragment, beside=beside))
     costs = costs_of(graph, task_cost(plan, profile, spec, meets=meets), uniform=True)

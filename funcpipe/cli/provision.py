@@ -72,7 +72,6 @@ def compare(options: Options) -> None:
     from funcpipe.neighbours.provisioning.workload import at_roofline
 
     market = _with_gpu_speeds(at_roofline(load_market(options.market), profile, spec), options.gpu_speed)
-
     inputs = provision_inputs(
         profile,
         job,
@@ -196,7 +195,7 @@ def _each(option: str, text: str, count: int, kind: Callable[[str], N]) -> list[
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class PlanOrWay:
     """What to train by: a plan, or a way of a comparison that may have one.
 
     A way comes with its market, and with the global batch of the job that it was chosen for, where that is known.
@@ -208,7 +207,7 @@ class Work:
     global_batch: int | None = None
 
 
-def chosen_way(path: str, way: str | None) -> Work:
+def chosen_way(path: str, way: str | None) -> PlanOrWay:
     """The provision in a file, or the way of a table that was recommended or named.
 
     Raises InputError or FormatError.
@@ -222,14 +221,14 @@ def chosen_way(path: str, way: str | None) -> Work:
         if name not in found:
             raise InputError(f"plan.way must be one of {', '.join(found)}, as in {path}, got {name!r}")
         one = found[name]
-        return Work(plan=one.plan, way=one, market=table.market, global_batch=table.job.global_batch)
+        return PlanOrWay(plan=one.plan, way=one, market=table.market, global_batch=table.job.global_batch)
     alone = read(Provision, path)
     if way not in (None, alone.way):
         raise InputError(f"{path} has one way, {alone.way}, and plan.way names {way}")
-    return Work(plan=alone.plan, way=alone)
+    return PlanOrWay(plan=alone.plan, way=alone)
 
 
-def work_in(path: str, way: str | None) -> Work:
+def plan_or_way(path: str, way: str | None) -> PlanOrWay:
     """The plan in a file, or a way that `provision compare --json` has printed, as `chosen_way` finds it.
 
     Raises InputError or FormatError.
@@ -241,12 +240,12 @@ def work_in(path: str, way: str | None) -> Work:
             f"plan.way names {way}, but {path} has no ways: leave it out, or give as --plan what "
             "`funcpipe provision compare --json` has printed"
         )
-    return Work(plan=read(Plan, path))
+    return PlanOrWay(plan=read(Plan, path))
 
 
 def plan_in(path: str, way: str | None) -> Plan:
     """The plan in a file, or that of a way. Raises InputError, for a way without a plan too, or FormatError."""
-    found = work_in(path, way)
+    found = plan_or_way(path, way)
     if found.plan is None:
         assert found.way is not None, "it is a plan otherwise"
         raise InputError(

@@ -9,7 +9,7 @@ from funcpipe.cli.estimate import ask
 from funcpipe.cli.factories import load_data
 from funcpipe.cli.files import check_holds, free_model_file, write_somewhere
 from funcpipe.cli.options import Choice, group, named, setting, whole
-from funcpipe.cli.provision import Work
+from funcpipe.cli.provision import PlanOrWay
 from funcpipe.cli.verbs import Options
 from funcpipe.core import Coupled, OptimizerKind, Precision, to_text
 from funcpipe.core.texts import time_text, usd_text
@@ -46,15 +46,15 @@ def check_by_plan(options: Options) -> None:
             raise InputError(f"{named(one)} is for a way with a parameter server: a plan has its own")
 
 
-def train_around_server(options: Options, work: Work) -> None:
+def train_around_server(options: Options, chosen: PlanOrWay) -> None:
     """Train a model by a way with a parameter server, and write it to a file, or only say what that would take."""
-    way = work.way
+    way = chosen.way
     assert way is not None, "it is no plan"
     for one in options.command.params:
         if one.name in _BY_PLAN and one.name in options.given:
             raise InputError(f"{named(one)} is for training by a plan, and the way {way.way} has none")
-    market, platform = load_market(options.market or work.market), _elsewhere(options.platform)
-    global_batch = options.global_batch or work.global_batch
+    market, platform = load_market(options.market or chosen.market), _elsewhere(options.platform)
+    global_batch = options.global_batch or chosen.global_batch
     if options.checkpoint_steps and options.storage is None:
         raise InputError("training.checkpoint saves the server's state into a storage: give --storage URL too")
     training.check_code(options)

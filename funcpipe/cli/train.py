@@ -10,7 +10,7 @@ from funcpipe.cli.estimate import confirm, dry_run
 from funcpipe.cli.factories import check_names, load_data
 from funcpipe.cli.files import check_holds, check_model_file, free_model_file, write_file, write_somewhere
 from funcpipe.cli.options import FACTORY, Choice, Option, group, not_negative, option, positive, setting, whole
-from funcpipe.cli.provision import plan_in, work_in
+from funcpipe.cli.provision import plan_in, plan_or_way
 from funcpipe.cli.server import SERVER, check_by_plan, train_around_server
 from funcpipe.cli.verbs import Options, fields_of, verb
 from funcpipe.core import Coupled, Plan, RunSettings, Validation, to_text, write_trace
@@ -187,11 +187,11 @@ def train(options: Options) -> None:
     The trained model is written to a file, unless the run keeps it in its storage and no file is wanted.
     """
     check_given(options)
-    output, work = model_file(options), work_in(options.plan, options.way)
-    if work.plan is None:
-        train_around_server(options, work)
+    output, chosen = model_file(options), plan_or_way(options.plan, options.way)
+    if chosen.plan is None:
+        train_around_server(options, chosen)
         return
-    plan = work.plan
+    plan = chosen.plan
     check_by_plan(options)
     training.check_code(options)
     if not options.dry_run:

@@ -40,8 +40,8 @@ class PlanBase:
 
     With `sync_every` other than 1, replicas train alone and meet after so many steps, or with "end" in the end alone
     (`core.rounds`). In a meeting they go `outer_lr` of the way to their mean, with the Nesterov momentum
-    `outer_momentum`. The parameters of each stage meet in `sync_fragments` parts, at different steps.
-    What they meet on reaches them `sync_delay` steps later, so that it travels while they train.
+    `outer_momentum`. The parameters of each stage meet in `sync_fragments` parts, at different steps. What they meet on
+    reaches them `sync_delay` steps later, so that it travels while they train.
     """
 
     SYNC_WORDS: ClassVar[tuple[str, ...]] = (END,)
@@ -89,8 +89,8 @@ class PlanBase:
 
     def kept_for_meetings(self, replicas: int) -> float:
         """Return how many of these are for meetings: the parameters of the last one, and the outer momentum's; divided
-        over replicas, a share of each, and of the mean that a replica makes. Of a fragment that is late, also what was
-        measured.
+        over replicas, a share of each, and of the mean that a replica makes. Of a fragment that is late, what was
+        measured, too.
         """
         if self.sync_every == 1 or replicas == 1:
             return 0

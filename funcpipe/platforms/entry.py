@@ -121,7 +121,7 @@ class Environment:
                 self._parts[part] = time.monotonic() - began_s - self._parts.get(StartPart.TORCH, 0.0)
 
     def invoked(self, *, at_s: float | None = None, lifetime_s: float | None = None) -> Invoked:
-        """Return what the next function of this environment is told of its invocation, now or `at_s`."""
+        """Return the invocation of the next function in this environment: it was invoked now, or `at_s`."""
         with self._lock:
             parts, self._parts = self._parts, {}
             is_used, self._is_used = self._is_used, True

@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._ops import OpOverload
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
@@ -21,6 +22,8 @@ _FREE = frozenset(
 class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the work of all operators that run within its context. Views read and write nothing."""
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._flop = self._dense_bytes = self._other_bytes = 0
@@ -33,12 +36,14 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __torch_dispatch__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        flop: Callable[..., int] | None = flop_registry.get(func._overloadpacket)
+        is_plain = isinstance(func, OpOverload)
+        operator = func._overloadpacket if is_plain else func
+        flop: Callable[..., int] | None = flop_registry.get(operator)
         moved = _bytes((args, kwargs)) + _bytes(result)
         if flop is not None:
             self._flop += flop(*args, **kwargs, out_val=result)
             self._dense_bytes += moved
-        elif not func.is_view and func._overloadpacket not in _FREE:
+        elif operator not in _FREE and not (is_plain and func.is_view):
             self._other_bytes += moved
         return result
 

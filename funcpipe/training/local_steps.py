@@ -19,8 +19,7 @@ the measuring. Where all rounds end, the outer step is taken at once, and a meet
 In the middle of a round, a stage's state has theta under the names of the model's tensors, as it is the model that all
 replicas share; this replica's parameters are under "own/NAME", and what its forwards have added to running statistics
 is under "added/NAME"; both as they were measured are under "measured/NAME" until the outer step is taken. The outer
-momentum is under "outer/NAME". Of a divided outer step, each replica saves its part of
-that, and of "theta/NAME".
+momentum is under "outer/NAME". Of a divided outer step, each replica saves its part of that, and of "theta/NAME".
 """
 
 from collections import defaultdict

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.out_dtype import out_dtype
 from torch.nn import functional as F
 
 from funcpipe.core.accelerator import Accelerator, Work, total
@@ -39,6 +40,14 @@ def test_views_move_nothing_and_other_operators_bytes() -> None:
     with WorkCounter() as added:
         torch.relu(x)
     assert added.work == Work(flop=0, dense_bytes=0, other_bytes=2 * x.nbytes)
+
+
+def test_an_operator_that_takes_operators_counts_with_what_it_reads_and_writes() -> None:
+    a, b = torch.ones(2, 3, dtype=torch.int8), torch.ones(3, 4, dtype=torch.int8)
+    with WorkCounter() as counted:
+        y = out_dtype(torch.ops.aten.mm.default, torch.int32, a, b)
+    assert y.shape == (2, 4)
+    assert counted.work == Work(flop=0, dense_bytes=0, other_bytes=6 + 12 + 4 * 8)
 
 
 def test_a_profile_holds_the_work_of_each_layer() -> None:

@@ -239,8 +239,10 @@ class LocalHost(Host[_Function]):
         tempfile.tempdir = os.environ["TMPDIR"] = temporary
         output.enter_function()
         if function_limits is None:
-            clocks = [] if start is None else [StartClock(Readiness.IMPORTED, ready=tell(start.says))]
-            self._entry(payload, *(Invoked(start=clock) for clock in clocks))
+            if start is None:
+                self._entry(payload)
+            else:
+                self._entry(payload, Invoked(start=StartClock(Readiness.IMPORTED, ready=tell(start.says))))
             return
         init_s = function_limits.impose()
         payload = function_limits.payload(payload)
