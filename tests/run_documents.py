@@ -1,6 +1,6 @@
 """What a run of two workers leaves in its storage, for tests that write it there themselves."""
 
-from funcpipe.core import Heartbeat, RunRecord
+from funcpipe.core import Heartbeat, Outcome, RunRecord, WorkerReport
 from tests.e2e import small
 
 PLAN = small.plan(stages=2, replicas=1)
@@ -32,4 +32,17 @@ BEAT = Heartbeat(
     run_usd=0.5,
     run_s=60.0,
     sent_at_s=1000.0,
+)
+REPORT = WorkerReport(
+    worker="s0.r0",
+    attempt=0,
+    outcome=Outcome.FINISHED,
+    started_at_s=0.0,
+    ended_at_s=1.0,
+    puts=0,
+    gets=0,
+    empty_gets=0,
+    sent_bytes=0,
+    received_bytes=0,
+    peak_memory_bytes=0,
 )

@@ -15,7 +15,6 @@ from funcpipe.core import (
     Plan,
     PlatformSpec,
     RunAccount,
-    WorkerReport,
     WorkerSpec,
 )
 from funcpipe.core.logs import RawLine
@@ -27,7 +26,7 @@ from funcpipe.runstate.generations import write_payload
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.testing.memory_storage import MemoryStorage
-from tests.run_documents import BEAT
+from tests.run_documents import BEAT, REPORT
 from tests.support import chaos
 from tests.support.run_keys import NONCE, signed_for_tests
 
@@ -132,12 +131,11 @@ class Run:
         put_document(self.storage, KEYS.heartbeat(worker, heartbeat.attempt), heartbeat)
 
     def report(self, worker: str, outcome: Outcome, *, attempt: int = 0, error: str | None = None) -> None:
-        report = WorkerReport(
+        report = replace(
+            REPORT,
             worker=worker,
             attempt=attempt,
             outcome=outcome,
-            started_at_s=0.0,
-            ended_at_s=1.0,
             puts=2,
             gets=3,
             empty_gets=1,

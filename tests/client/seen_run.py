@@ -12,7 +12,7 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.signing import signed
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.recording import Recording
-from tests.run_documents import BEAT, PLAN, RECORD
+from tests.run_documents import BEAT, PLAN, RECORD, REPORT
 
 NOW_S = 1000.0
 COMPUTES = Busy(lane="compute", task="backward.s1.r0.m1", since_s=0.2)
@@ -80,17 +80,14 @@ class SeenRun:
 
 def left(worker: str, outcome: Outcome, error: str | None = None) -> WorkerReport:
     """What the first attempt of `worker` leaves."""
-    return WorkerReport(
+    return replace(
+        REPORT,
         worker=worker,
-        attempt=0,
         outcome=outcome,
         started_at_s=NOW_S - 40,
         ended_at_s=NOW_S,
         puts=1,
         gets=1,
-        empty_gets=0,
-        sent_bytes=0,
-        received_bytes=0,
         peak_memory_bytes=1,
         error=error,
         retryable=error is not None,

@@ -13,22 +13,15 @@ from funcpipe.platforms.base import Cause, Handle, State, Status
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
-from tests.run_documents import BEAT
+from tests.run_documents import BEAT, REPORT
 
 KEYS = Keys("run-1")
 KEY = KEYS.message("s1.r0", 3, "put-gradient.s1.r0.m0.p0")
-WAITED = WorkerReport(
-    worker="s0.r0",
-    attempt=0,
+WAITED = replace(
+    REPORT,
     outcome=Outcome.FAILED,
     started_at_s=900.0,
     ended_at_s=1000.0,
-    puts=1,
-    gets=1,
-    empty_gets=0,
-    sent_bytes=0,
-    received_bytes=0,
-    peak_memory_bytes=1,
     task="get-gradient.s0.r0.m0.p1",
     error=f"DeadlineExceeded: {KEY} has not come within 300 s",
 )

@@ -1,11 +1,11 @@
 """Runs that were left to themselves, and have finished before anybody comes back; on functions that are threads."""
 
-import dataclasses
 import functools
 import itertools
 import math
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -15,7 +15,7 @@ from funcpipe.client.follow.launch import launch, launch_detached
 from funcpipe.client.follow.results import Progress, RunResult
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
 from funcpipe.client.prepare.session import Site, session_on
-from funcpipe.core import DEFAULT_STORES, Invocation, Outcome, PlatformSpec, RunSettings, WorkerReport
+from funcpipe.core import DEFAULT_STORES, Invocation, Outcome, PlatformSpec, RunSettings
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import PlanError, PlatformError, RunInterrupted
 from funcpipe.platforms.base import Handle, OpenPlatform, PlainKeys, Platform
@@ -31,22 +31,11 @@ from funcpipe.runstate.signing import KeyFolder, key_of, signed
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.client.held import HeldPlatform
 from tests.client.threads import RUN, STEADY, job
+from tests.run_documents import REPORT
 
 EPOCHS = 2
 STEPS = 3 * EPOCHS
-REPORT = WorkerReport(
-    worker="s0.r0",
-    attempt=0,
-    outcome=Outcome.HANDED_OVER,
-    started_at_s=0.0,
-    ended_at_s=1.0,
-    puts=0,
-    gets=20,
-    empty_gets=0,
-    sent_bytes=0,
-    received_bytes=0,
-    peak_memory_bytes=0,
-)
+LEFT = replace(REPORT, outcome=Outcome.HANDED_OVER, gets=20)
 
 pytestmark = pytest.mark.usefixtures("traced")
 
@@ -101,11 +90,11 @@ def prepared(
     reopen: OpenPlatform | None = None,
     **changes: object,
 ) -> PreparedRun:
-    own = dataclasses.replace(job(), epochs=EPOCHS, prices=functions.spec)
+    own = replace(job(), epochs=EPOCHS, prices=functions.spec)
     session = session_on(Site(functions, storage, "memory://"), reopen=reopen or functions.open)
     wanted = settings or RunSettings(resume=RUN)
-    faults = dataclasses.replace(STEADY, keep=True)
-    return prepare(dataclasses.replace(own, **changes), session, faults=faults, settings=wanted)  # type: ignore[arg-type]
+    faults = replace(STEADY, keep=True)
+    return prepare(replace(own, **changes), session, faults=faults, settings=wanted)  # type: ignore[arg-type]
 
 
 @functools.cache
@@ -174,7 +163,7 @@ def test_a_run_that_has_finished_goes_on_where_more_is_wanted_than_its_result(
 ) -> None:
     left_to_its_end(storage, functions)
     longer = prepared(storage, functions, epochs=EPOCHS + 1)
-    other = prepared(storage, functions, plan=dataclasses.replace(job().plan, micro_batch=1))
+    other = prepared(storage, functions, plan=replace(job().plan, micro_batch=1))
     anew = prepared(storage, functions, RunSettings(resume=RUN, from_start=True))
     assert [run.running for run in (longer, other, anew)] == [None, None, None]
     assert [run.resumed.step for run in (longer, other, anew) if run.resumed is not None] == [STEPS, STEPS, 0]
@@ -213,7 +202,7 @@ def test_a_watcher_begins_from_what_the_run_has_cost_when_its_turn_comes(
     ready, seen = prepared(storage, functions), list[Progress]()
     beat = newest_heartbeat(signed(storage), keys, "s0.r0")
     assert beat is not None
-    later = dataclasses.replace(beat, run_usd=5.0, run_s=500.0)
+    later = replace(beat, run_usd=5.0, run_s=500.0)
     put_document(signed(storage), keys.heartbeat("s0.r0", beat.attempt), later)  # another client has watched meanwhile
     launch(ready, seen.append)
     assert seen[0].cost_usd >= 5.0
@@ -234,7 +223,7 @@ def test_what_a_generation_has_cost_with_its_requests_is_on_the_bill_of_the_next
     record = newest_record(signed(storage), RUN)
     keys = Keys.of(record)
     for worker, puts in (("s0.r0", 1000), ("s1.r1", 500)):  # functions that are ended at once report nothing
-        report = dataclasses.replace(REPORT, worker=worker, attempt=7, puts=puts)
+        report = replace(LEFT, worker=worker, attempt=7, puts=puts)
         put_document(signed(storage), keys.worker_report(worker, 7), report)
     spent_usd = spent_so_far(signed(storage), record).spent_usd
     invocations = len(list_functions(signed(storage), keys))

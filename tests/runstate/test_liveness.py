@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from funcpipe.core import LeaseDocument, Outcome, WorkerReport
+from funcpipe.core import LeaseDocument, Outcome
 from funcpipe.core.run import WorkerSpec
 from funcpipe.errors import PlatformError
 from funcpipe.platforms import function_group
@@ -17,7 +17,7 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.liveness import RunLiveness, WorkerState, find_liveness
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.recording import Recording
-from tests.run_documents import BEAT, PLAN, RECORD
+from tests.run_documents import BEAT, PLAN, RECORD, REPORT
 
 KEYS = Keys("run-1")
 FAILED = Status(state=State.FAILED, reason="killed by SIGKILL")
@@ -69,7 +69,8 @@ class Run:
         put_document(self.storage, KEYS.heartbeat(worker, beat.attempt), beat)
 
     def report(self, worker: str, outcome: Outcome, *, attempt: int = 0, retryable: bool = False) -> None:
-        report = WorkerReport(
+        report = replace(
+            REPORT,
             worker=worker,
             attempt=attempt,
             outcome=outcome,
@@ -77,9 +78,6 @@ class Run:
             ended_at_s=1001.0,
             puts=1,
             gets=1,
-            empty_gets=0,
-            sent_bytes=0,
-            received_bytes=0,
             peak_memory_bytes=1,
             retryable=retryable,
         )

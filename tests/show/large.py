@@ -24,6 +24,7 @@ from funcpipe.core import (
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.show.material import Material
+from tests.run_documents import REPORT
 
 SPEC = load_spec("aws-lambda")
 SIZE = SPEC.sizes[2]
@@ -144,17 +145,14 @@ def _finished(plan: Plan, steps: int, iteration_s: float) -> FinishedRun:
 
 
 def _report(worker: str, attempt: int, outcome: Outcome, alive_s: float) -> WorkerReport:
-    return WorkerReport(
+    return replace(
+        REPORT,
         worker=worker,
         attempt=attempt,
         outcome=outcome,
-        started_at_s=0.0,
         ended_at_s=alive_s,
         puts=10,
         gets=12,
-        empty_gets=0,
-        sent_bytes=0,
-        received_bytes=0,
         peak_memory_bytes=500 << 20,
         alive_s=alive_s,
         usd_s=SIZE.price_usd_s,

@@ -2,31 +2,18 @@
 
 from dataclasses import replace
 
-from funcpipe.core import Outcome, WorkerReport
+from funcpipe.core import WorkerReport
 from funcpipe.core.start import Readiness, StartPart, StartTimes, median_parts
 from funcpipe.platforms.base import StartClock
 from funcpipe.show.starts import start_text, starts
+from tests.run_documents import REPORT
 
 COLD = StartTimes(readiness=Readiness.COLD, parts={"torch": 2.0, "code": 0.25, "setup": 0.5}, first_step_s=0.75)
 WARM = StartTimes(readiness=Readiness.REUSED, parts={"code": 0.125, "predecessor": 7.0, "setup": 0.0625})
 
 
 def report(start: StartTimes | None, first_step: int | None = 0) -> WorkerReport:
-    return WorkerReport(
-        worker="s0.r0",
-        attempt=0,
-        outcome=Outcome.FINISHED,
-        started_at_s=0.0,
-        ended_at_s=1.0,
-        puts=0,
-        gets=0,
-        empty_gets=0,
-        sent_bytes=0,
-        received_bytes=0,
-        peak_memory_bytes=0,
-        first_step=first_step,
-        start=start,
-    )
+    return replace(REPORT, start=start, first_step=first_step)
 
 
 def test_starts_are_told_by_readiness_part_by_part_and_without_the_wait_for_a_predecessor() -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from funcpipe.client.follow.results import RunResult
 from funcpipe.client.prepare.prepared_run import PreparedRun
-from funcpipe.core import Bill, Event, JobSpec, Outcome, Plan, Quantity, Source, Trace, WorkerReport
+from funcpipe.core import Bill, Event, JobSpec, Plan, Quantity, Source, Trace
 from funcpipe.core.provision import CostItem, Provision, ProvisionTable, Rented
 from funcpipe.neighbours.history.filing import file_run, file_server_run, file_way_run, filed, observed, place_of
 from funcpipe.neighbours.history.hindsight import hindsights
@@ -20,6 +20,7 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.scheduler.tasks import Kind
 from tests.client.test_job_estimate import ITERATION
 from tests.e2e import small
+from tests.run_documents import REPORT
 
 SPEC = load_spec("aws-lambda")
 PLAN = replace(small.plan(2, 1), model="small", platform=SPEC.name)
@@ -181,19 +182,7 @@ def step_of(step: int, start_s: float) -> list[Event]:
 
 def result() -> RunResult:
     """Three steps, of which the last has fewer tasks, on two functions that started in 2 and 4 s."""
-    report = WorkerReport(
-        worker="s0.r0",
-        attempt=0,
-        outcome=Outcome.FINISHED,
-        started_at_s=1000.0,
-        ended_at_s=2000.0,
-        puts=0,
-        gets=0,
-        empty_gets=0,
-        sent_bytes=0,
-        received_bytes=0,
-        peak_memory_bytes=0,
-    )
+    report = replace(REPORT, started_at_s=1000.0, ended_at_s=2000.0)
     bill = Bill(
         platform=SPEC.name, functions=2, function_seconds=1.0, puts=0, lists=0, gets=0, compute_usd=0.0, request_usd=0.0
     )

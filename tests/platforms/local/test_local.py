@@ -7,7 +7,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from pathlib import Path
@@ -23,6 +23,8 @@ from tests.support.processes import hosts_of, runs
 from tests.support.waiting import LONG_S, wait_until
 
 ROOT = Path(__file__).parents[3]
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 def succeed(payload: str) -> None:
@@ -121,17 +123,6 @@ def functions(entry: Callable[[str], None]) -> AbstractContextManager[LocalPlatf
 def ended(platform: Platform, handle: Handle) -> Status:
     wait_until(lambda: platform.status(handle).state is not State.RUNNING)
     return platform.status(handle)
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """No host runs after a test, and none has left its folder."""
-    folder = tmp_path / "t"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    yield
-    assert hosts_of(os.getpid()) == []
-    assert list(folder.iterdir()) == []
 
 
 @pytest.mark.parametrize(

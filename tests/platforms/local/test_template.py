@@ -6,7 +6,6 @@ import signal
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +25,8 @@ from tests.support.waiting import wait_until
 
 PLACE = "tests.platforms.local.test_template"
 LOADED = [1.0]
+
+pytestmark = pytest.mark.usefixtures("nothing_left_behind")
 
 
 def entry(payload: str, invoked: Invoked) -> None:
@@ -73,16 +74,6 @@ def begun(platform: LocalPlatform, folder: Path) -> list[object]:
     assert ended(platform, platform.invoke(spec(folder))) == Status(state=State.DONE)
     found: list[object] = json.loads((folder / "notes").read_text())
     return found
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    folder = tmp_path / "t"
-    folder.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(folder))
-    yield
-    assert hosts_of(os.getpid()) == []
-    assert list(folder.iterdir()) == []
 
 
 def test_functions_after_the_first_are_forked_from_a_template_and_are_the_hosts_own(
