@@ -35,7 +35,7 @@ help:
 setup: $(READY)
 
 # All processors compile what was installed, which pip does on one; a few files, for a newer Python, cannot be compiled.
-$(READY): setup.cfg pyproject.toml constraints.txt
+$(READY): setup.cfg setup.py pyproject.toml constraints.txt $(wildcard funcpipe/*/*.c)
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[gurobi,scip,bayesian,sweep,aws,aliyun,redis,ray,parquet,webdataset,report,examples,docs,dev]'
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --no-deps $(LITDATA) $(SKYPILOT)

@@ -102,7 +102,7 @@ class Blocks:
         """Round `tensor`."""
         border = self.size(tensor.numel()) - tensor.numel()
         scales, whole = place[:border].view(torch.float32), place[border:].view(torch.int8)
-        quantise(tensor.detach().reshape(-1), whole, scales)
+        quantise(tensor.detach().resolve_neg().contiguous().view(-1), whole, scales)
 
     def read(self, data: memoryview, target: Tensor) -> None:
         """Restore the numbers."""

@@ -1,11 +1,15 @@
-"""Blocks of 256 numbers in 8 bits."""
+"""Blocks of 256 numbers in 8 bits, by the compiled kernel and by operators of torch."""
+
+import shutil
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from funcpipe.comm import block_int8
 from funcpipe.comm.block_int8 import BLOCK, blocks_in, largest_in_blocks, quantise, restore
 
 AT_ONCE = 256 * BLOCK
@@ -61,12 +65,29 @@ def through(values: torch.Tensor) -> torch.Tensor:
     return found
 
 
+@pytest.fixture(params=["compiled", "operators"])
+def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways of rounding, one after the other."""
+    if request.param == "operators":
+        monkeypatch.setattr(block_int8, "kernel", None)
+    else:
+        needs_the_kernel()
+
+
+def needs_the_kernel() -> None:
+    """Skip a test where there is no compiler; fail it where there is one and yet no kernel."""
+    if block_int8.kernel is None:
+        assert shutil.which("cc") is None, "the kernel is not built: run `make setup` again"
+        pytest.skip("no compiler: the kernel is not built here")
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(counts, st.integers(0, 2**32), st.floats(-150, 127), st.sampled_from([0.0, 0.004, 0.3]), st.booleans())
 @example(AT_ONCE + 1, 1, -149.0, 0.0, True)
 @example(3 * BLOCK, 2, 0.0, 1.0, True)
 @np.errstate(all="ignore")
 def test_numbers_have_the_bits_of_the_plain_formulation(
-    count: int, seed: int, power: float, odd: float, feeds_back: bool
+    way: None, count: int, seed: int, power: float, odd: float, feeds_back: bool
 ) -> None:
     kept = torch.zeros(count) if feeds_back else None
     plain_kept = np.zeros(count, dtype=np.float32) if feeds_back else None
@@ -87,14 +108,14 @@ def test_numbers_have_the_bits_of_the_plain_formulation(
         assert total.numpy().tobytes() == summed.numpy().tobytes()
 
 
-def test_what_is_given_stays_as_it_is() -> None:
+def test_what_is_given_stays_as_it_is(way: None) -> None:
     values = torch.from_numpy(drawn(AT_ONCE + 5, 0, 0.0, 0.1))
     before = values.clone()
     quantised(values, torch.ones(AT_ONCE + 5))
     assert values.numpy().tobytes() == before.numpy().tobytes()
 
 
-def test_numbers_go_to_the_nearest_of_their_scale_and_to_the_even_one_of_two() -> None:
+def test_numbers_go_to_the_nearest_of_their_scale_and_to_the_even_one_of_two(way: None) -> None:
     found = through(torch.tensor([127.0, 0.5, 1.5, -0.0, -2.5, -0.4]))
     assert found.tolist() == [127.0, 0.0, 2.0, 0.0, -2.0, 0.0]
     assert found.signbit().tolist() == [False, False, False, True, True, False]
@@ -107,7 +128,7 @@ def test_the_last_block_may_be_short_and_none_moves_by_more_than_half_a_scale() 
         assert (found - block).abs().max() <= block.abs().max() / 254 * (1 + 1e-5)
 
 
-def test_a_block_with_a_number_that_is_not_finite_is_lost_as_a_whole_and_others_are_not() -> None:
+def test_a_block_with_a_number_that_is_not_finite_is_lost_as_a_whole_and_others_are_not(way: None) -> None:
     for odd in (torch.inf, -torch.inf, torch.nan):
         values = torch.ones(2 * BLOCK)
         values[3] = odd
@@ -116,11 +137,21 @@ def test_a_block_with_a_number_that_is_not_finite_is_lost_as_a_whole_and_others_
         assert (found[BLOCK:] == 1).all()
 
 
-def test_numbers_too_small_for_a_scale_come_out_as_zero_and_not_as_missing() -> None:
+def test_numbers_too_small_for_a_scale_come_out_as_zero_and_not_as_missing(way: None) -> None:
     found = through(torch.tensor([-1e-45, 1e-45]))
     assert found.tolist() == [0.0, 0.0]
     assert not found.signbit().any()
     assert through(torch.zeros(0)).numel() == 0
+
+
+def test_the_kernel_refuses_vectors_that_do_not_fit() -> None:
+    needs_the_kernel()
+    numbers, whole, scales = torch.zeros(BLOCK + 1), torch.zeros(BLOCK + 1, dtype=torch.int8), torch.zeros(2)
+    for some, small, kept in ((whole, scales[:1], numbers), (whole[1:], scales, numbers), (whole, scales, numbers[1:])):
+        with pytest.raises(ValueError, match="a 32-bit scale for each block"):
+            quantise(numbers, some, small, kept=kept)
+    with pytest.raises(ValueError, match="a 32-bit scale for each block"):
+        restore(whole, scales, numbers[1:])
 
 
 def test_each_number_knows_the_largest_of_its_block() -> None:

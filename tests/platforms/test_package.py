@@ -66,6 +66,12 @@ def test_what_functions_have_loads_nothing_that_they_lack(entry: str) -> None:
     assert not lacking
 
 
+def test_what_is_compiled_goes_with_what_imports_it() -> None:
+    shipped = {path for path in shipped_files(COMMAND) if path.endswith(".so")}
+    here = {f"funcpipe/comm/{file.name}" for file in (Path(funcpipe.__file__).parent / "comm").glob("*.abi3.so")}
+    assert shipped == here
+
+
 def loaded_with(source: bytes) -> set[str]:
     """The modules of funcpipe that are loaded with a module: not what it imports inside functions, or for types."""
     names = set()

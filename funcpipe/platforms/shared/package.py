@@ -36,6 +36,7 @@ _IMAGE = re.compile(
 )
 """An image as docker names it (github.com/distribution/reference), with or without tag and digest."""
 
+_COMPILED = ".abi3.so"
 _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first moment that zip knows: equal files make equal archives
 _FILE_MODE, _FOLDER_MODE = 0o644, 0o755
@@ -106,9 +107,10 @@ def shipped_files(command: Sequence[str]) -> dict[str, bytes]:
 
     These are the modules that the command and payloads name, the rooms whose classes bundles name, and whatever these
     import, at their top or inside a function, but for what is `_FOR_CLIENTS`. `platforms.entry` stands in for all else.
+    What is compiled goes as it is here: on another processor it cannot be imported, and those who want it do without.
     """
     found = dict(_sources(resources.files("funcpipe")))
-    modules = {_module_of(path): path for path in found if path.endswith(".py")}
+    modules = {_module_of(path): path for path in found if path.endswith((".py", _COMPILED))}
     begin = [name for name in modules for word in command if word == name or word.startswith(f"{name}.")]
     rooms = [name for name in modules if name.startswith(tuple(f"{room}." for room in _NAMED_BY_BUNDLES))]
     waiting, shipped = ["funcpipe.platforms.entry", *begin, *rooms], set[str]()
@@ -116,13 +118,15 @@ def shipped_files(command: Sequence[str]) -> dict[str, bytes]:
         name = waiting.pop()
         if name in modules and name not in shipped and not f"{name}.".startswith(_FOR_CLIENTS):
             shipped.add(name)
-            waiting += [name.rpartition(".")[0], *_imported(name, found[modules[name]])]
+            waiting.append(name.rpartition(".")[0])
+            if modules[name].endswith(".py"):
+                waiting += _imported(name, found[modules[name]])
     data = [path for path in found if PurePosixPath(path).match("specs/*.json") or "specs/regions/" in path]
     return {f"funcpipe/{path}": found[path] for path in sorted([*data, *(modules[name] for name in shipped)])}
 
 
 def _module_of(path: str) -> str:
-    return f"funcpipe.{path.removesuffix('.py').replace('/', '.')}".removesuffix(".__init__")
+    return f"funcpipe.{path.removesuffix(_COMPILED).removesuffix('.py').replace('/', '.')}".removesuffix(".__init__")
 
 
 @functools.cache
@@ -178,7 +182,7 @@ def _sources(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes
     for item in folder.iterdir():
         if item.is_dir() and item.name != "__pycache__":
             yield from _sources(item, f"{prefix}{item.name}/")
-        elif item.is_file() and item.name.endswith((".py", ".json", ".toml", "py.typed")):
+        elif item.is_file() and item.name.endswith((".py", ".json", ".toml", "py.typed", _COMPILED)):
             yield prefix + item.name, item.read_bytes()
 
 
