@@ -114,7 +114,10 @@ class WorkerFailed(RunError):
 
 
 class NotFinite(WorkerFailed):
-    """Losses, gradients or parameters became NaN or infinite; the message names step, stage and the way out."""
+    """Losses, gradients or parameters became NaN or infinite; the message names step, stage and the way out.
+
+    Gradients flow backwards, so the stage that is named may not be the one in which it began.
+    """
 
 
 class TaskFailed(RunError):

@@ -12,7 +12,10 @@ from funcpipe.errors import InvalidValue
 
 
 class OnOutOfMemory(Enum):
-    """The reaction to a function that runs out of memory: end the run, or restart the stage in larger functions."""
+    """The reaction to a function that runs out of memory: end the run, or restart the stage in larger functions.
+
+    These are the smallest with room for the measured peak and an eighth more.
+    """
 
     FAIL = "fail"
     GROW = "grow"

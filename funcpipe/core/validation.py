@@ -121,7 +121,8 @@ class Validation:
         every_steps: Validate after every so many steps.
         every_epochs: Or after every so many epochs.
         metrics: Metrics by name: those of torchmetrics or evaluate, factories of them, or functions of the output and
-            the target that return the mean over the samples they are given.
+            the target that return the mean over the samples they are given. Metrics of libraries get the `labels` of
+            a dictionary and the `logits` of an output; those of evaluate get classes, without targets of -100.
         monitor: `val_loss` or the name of the metric by which validations are compared.
         mode: Less is better ("min"), or more ("max").
         patience: After so many validations without a better one the run ends.
