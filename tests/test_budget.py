@@ -28,20 +28,20 @@ ROOMS = {
     "cli": Size(2359, 16, 115),
     "client": Size(4735, 51, 188),
     "comm": Size(1246, 23, 55),
-    "core": Size(3237, 131, 217),
+    "core": Size(3246, 131, 218),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),
     "model": Size(5742, 92, 234),
     "neighbours": Size(3743, 72, 196),
     "partitioner": Size(5380, 70, 261),
-    "platforms": Size(6097, 100, 237),
+    "platforms": Size(6098, 100, 237),
     "profiler": Size(853, 10, 36),
-    "runstate": Size(2513, 40, 130),
+    "runstate": Size(2523, 40, 131),
     "scheduler": Size(1396, 27, 47),
     "show": Size(1688, 11, 95),
     "sweep": Size(1191, 23, 23),
-    "testing": Size(723, 18, 21),
+    "testing": Size(797, 19, 23),
     "training": Size(5612, 104, 197),
     "worker": Size(2317, 37, 48),
 }
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 83_500, 82, 18
+MODULES, LINES, EXPORTED, VERBS = 591, 83_600, 82, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

@@ -19,7 +19,7 @@ from funcpipe.core import FaultTolerance, Plan, Sync
 from funcpipe.errors import CorruptMessage, TaskFailed
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.platforms.catalog import open_platform
-from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.keys import Keys, is_message
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.batches import Batches
 from funcpipe.worker.loop import Worker
@@ -188,7 +188,7 @@ def test_messages_do_not_pile_up() -> None:
     storage = MemoryStorage()
     _, _, job = prepared(2, 2, epochs=3)
     run_workers(job, storage, faults=FaultTolerance(checkpoint_steps=1))
-    left = {int(key.split("/")[4]) for key in storage.list(f"{Keys('run-1', 0, NONCE).prefix}messages/")}
+    left = {int(key.split("/")[5]) for key in storage.list(Keys("run-1", 0, NONCE).run_prefix) if is_message(key)}
     assert left <= {job.steps - 3, job.steps - 2, job.steps - 1}
 
 

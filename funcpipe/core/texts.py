@@ -12,6 +12,7 @@ KEPT = 4096
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 _SURROGATE = re.compile("[\ud800-\udfff]")
 _REPLACEMENT = "\ufffd"
+_WORKER = re.compile(r"s(\d+)\.r(\d+)", re.ASCII)
 
 
 def shortened(text: str, *, kept: int = KEPT) -> str:
@@ -55,6 +56,25 @@ def worker_name(stage: int, replica: int) -> str:
 def stage_of(worker: str) -> int:
     """Return the stage of the worker of that name."""
     return int(worker[1:].partition(".")[0])
+
+
+STAGE_PREFIXES = 16
+"""The prefixes of storage over which the messages of one stage's replicas are spread."""
+
+
+def spread_prefix(worker: str) -> str:
+    """Return the prefix of three hexadecimal digits, one of a few that its stage has alone, of a worker's messages.
+
+    Object stores split their keys by prefix, so the digit that differs between replicas comes first. Stages 256 apart
+    share theirs.
+
+    >>> spread_prefix("s2.r0"), spread_prefix("s2.r1"), spread_prefix("s2.r17")
+    ('002', '102', '102')
+    """
+    match = _WORKER.fullmatch(worker)
+    if match is None:
+        raise InvalidValue("worker", worker, "must read like 's0.r1'")
+    return f"{int(match[2]) % STAGE_PREFIXES:x}{int(match[1]) % 256:02x}"
 
 
 _PUBLIC = ("endpoint", "region", "domain", "prefix", "via", "cpus", "market", "machine", "spot")

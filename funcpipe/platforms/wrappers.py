@@ -298,8 +298,9 @@ class Timed(StorageWrapper):
             _log.warning("%s", text)
 
 
-_KEY = re.compile(r"[^/]+/g\d{4}(?:-[0-9a-f]+)?/(messages|checkpoints)/(?:[^/]+/\d{8}/(.+))?")
-_FOLDER = re.compile(r"[^/]+/(?:generations|owner|g\d{4}(?:-[0-9a-f]+)?/(?!messages/|checkpoints/)[^/]+)/")
+_GENERATION = r"(?:[0-9a-f]{3}/)?g\d{4}(?:-[0-9a-f]+)?"
+_KEY = re.compile(rf"[^/]+/{_GENERATION}/(messages|checkpoints)/(?:[^/]+/\d{{8}}/(.+))?")
+_FOLDER = re.compile(rf"[^/]+/(?:generations|owner|{_GENERATION}/(?!messages/|checkpoints/)[^/]+)/")
 
 
 def kind_of(key: str) -> str:
@@ -326,10 +327,10 @@ class Routed(StorageWrapper):
     The key names the kind, as `runstate.keys` makes it. Activations, their gradients, scores and norms are messages;
     what replicas exchange to sum gradients, and gradients of tied parameters, are sums. All else is in the default one:
 
-        run-1/g0000-3fa9/messages/s0.r0/00000007/put-activation.s0.r0.m1.k0    messages
-        run-1/g0000-3fa9/messages/s0.r0/00000007/put-split.s0.r0.k2            sums
-        run-1/g0000-3fa9/checkpoints/s0/00000040.0                             checkpoints
-        run-1/g0000-3fa9/leases/s0.r0/00000000                                 default
+        run-1/000/g0000-3fa9/messages/s0.r0/00000007/put-activation.s0.r0.m1.k0    messages
+        run-1/000/g0000-3fa9/messages/s0.r0/00000007/put-split.s0.r0.k2            sums
+        run-1/g0000-3fa9/checkpoints/s0/00000040.0                                 checkpoints
+        run-1/g0000-3fa9/leases/s0.r0/00000000                                     default
     """
 
     def __init__(self, stores: Mapping[str, Storage]) -> None:

@@ -17,7 +17,7 @@ from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoint_index import read_index
 from funcpipe.runstate.documents import find_document, get_listed_document, put_document
 from funcpipe.runstate.functions import unmark_run
-from funcpipe.runstate.generations import find_objects
+from funcpipe.runstate.generations import objects_of
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.reports import ValidationKeys
 
@@ -58,8 +58,7 @@ def keep_only_model(storage: Storage, record: RunRecord, finished: FinishedRun, 
     kept = {*keys.records, keys.finished, *checkpoint}
     own = ValidationKeys.of(record)
     folders = (keys.traces, own.reports, own.best.checkpoints)
-    found = find_objects(storage, keys.prefix).own
-    others = [key for key in found if key not in kept and not key.startswith(folders)]
+    others = [key for key in objects_of(storage, keys) if key not in kept and not key.startswith(folders)]
     payloads = [key for key in others if key.startswith(keys.payloads)]
     storage.delete_many(payloads)  # first, so that who starts a function too late knows
     storage.delete_many([key for key in others if not key.startswith(keys.payloads)])

@@ -38,6 +38,7 @@ _PARTS = {
     "GENERATION": r"\d{4}(?:-[0-9a-f]{1,16})?",
     "NUMBER": r"\d{4,10}",
     "INDEX": r"\d+",
+    "SPREAD": "[0-9a-f]{3}",
     "STAGE": r"s\d+",
     "TOKEN": r"[0-9a-f]+",
     "NAME": r"[A-Za-z0-9][A-Za-z0-9._-]*",
@@ -52,6 +53,7 @@ OF_RUN = (
     *("owner/leases/NUMBER.TOKEN", "owner/heartbeats/NUMBER.TOKEN"),
     *("base/DIGEST.json", "base/DIGEST.safetensors"),
     *("server/checkpoints/NUMBER.json", "server/checkpoints/NUMBER.safetensors", "server/data/DATA"),
+    *("SPREAD/gGENERATION/messages/NAME/NUMBER/NAME", "SPREAD/gGENERATION/messages/NAME/NUMBER.NUMBER/NAME"),
 )
 OF_GENERATION = (
     *("run.json", "finished.json", "halts/NUMBER", "halts/NUMBER.verdict"),
@@ -119,6 +121,12 @@ def find_objects(storage: Storage, prefix: str) -> FoundObjects:
     found = storage.list(prefix)
     own = tuple(key for key in found if is_written(key))
     return FoundObjects(own, tuple(key for key in found if not is_written(key)))
+
+
+def objects_of(storage: Storage, keys: Keys) -> tuple[str, ...]:
+    """Return the objects of one generation, its reservation and the record beside that aside."""
+    own = find_objects(storage, keys.run_prefix).own
+    return tuple(key for key in own if generation_of(key) == keys and not key.startswith(keys.reservations))
 
 
 def refuse_foreign_objects(storage: Storage, run: str) -> None:
@@ -320,7 +328,7 @@ def load_worker_specs(storage: Storage, keys: Keys) -> tuple[WorkerSpec, ...]:
 def delete_generation(storage: Storage, keys: Keys) -> None:
     """Delete all objects of one generation; workers that still run lose their leases and end."""
     _delete(storage, keys.records)  # first: what is half deleted must not be resumed
-    _delete(storage, find_objects(storage, keys.prefix).own)
+    _delete(storage, objects_of(storage, keys))
     storage.delete(keys.reservation)
     KeyFolder().forget([keys])
 

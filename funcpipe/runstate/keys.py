@@ -5,24 +5,32 @@ and a nonce. So nothing that is left of a run, such as a function that sleeps, c
 A message is named after the task that writes it, so a worker that repeats a step reads and writes the same objects;
 what concerns one attempt of a worker carries the attempt's number.
 
+Object stores take so many requests a second below one prefix, and nearly all requests of a run are for messages. So
+these begin with three digits (`spread_prefix`), which spread the workers of a stage over 16 prefixes. All keys of a run
+can still be listed at once.
+
     run-1/generations/0000-3fa9c2d1
     run-1/g0000-3fa9c2d1/run.json
     run-1/g0000-3fa9c2d1/leases/s0.r0/00000000
-    run-1/g0000-3fa9c2d1/messages/s0.r0/00000007/put-activation.s0.r0.m1.k0
+    run-1/000/g0000-3fa9c2d1/messages/s0.r0/00000007/put-activation.s0.r0.m1.k0
 """
 
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Self
 
 from funcpipe.core import RunRef
+from funcpipe.core.texts import spread_prefix
 from funcpipe.errors import InvalidValue
 
 _RUN = re.compile(r"[a-z0-9][a-z0-9-]{0,62}", re.ASCII)
 _PART = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*", re.ASCII)
 _NONCE = re.compile(r"[0-9a-f]{0,16}", re.ASCII)
 _PLACE = re.compile(
-    r"([a-z0-9][a-z0-9-]{0,62})/(?:g|generations/)(\d{4})(?:-([0-9a-f]{1,16}))?(?:\.json$|/|$)(messages/)?", re.ASCII
+    r"([a-z0-9][a-z0-9-]{0,62})/(?:(?:[0-9a-f]{3}/)?g|generations/)(\d{4})(?:-([0-9a-f]{1,16}))?(?:\.json$|/|$)"
+    r"(messages/)?",
+    re.ASCII,
 )
 
 
@@ -67,7 +75,7 @@ class Keys:
 
     @property
     def prefix(self) -> str:
-        """The prefix of every key of the generation."""
+        """The prefix of every key of the generation but messages."""
         return f"{self.run}/g{self._name}/"
 
     @property
@@ -141,11 +149,11 @@ class Keys:
 
     def message(self, worker: str, step: int, task: str) -> str:
         """Return the key of the object that `task` of `worker`, a put, writes in `step`."""
-        return self._key("messages", worker, f"{step:08d}", task)
+        return self._message(worker, worker, f"{step:08d}", task)
 
     def messages(self, worker: str) -> str:
         """Return the prefix of all messages of `worker`."""
-        return self._folder("messages", worker)
+        return f"{self._message(worker, worker)}/"
 
     def step_report(self, step: int, worker: str) -> str:
         """Return the key of the loss that `worker` reports after `step`."""
@@ -269,10 +277,18 @@ class Keys:
         return f"{self._key(*parts)}/"
 
     def _key(self, *parts: str) -> str:
-        for part in parts:
-            if not _PART.fullmatch(part):
-                raise InvalidValue("key", part, "must consist of letters, digits, dots, dashes and underscores")
-        return self.prefix + "/".join(parts)
+        return self.prefix + _joined(parts)
+
+    def _message(self, worker: str, *parts: str) -> str:
+        """Return the key of a message, or of a folder of some, where those of `worker` are."""
+        return f"{self.run}/{spread_prefix(worker)}/g{self._name}/messages/{_joined(parts)}"
+
+
+def _joined(parts: Iterable[str]) -> str:
+    for part in parts:
+        if not _PART.fullmatch(part):
+            raise InvalidValue("key", part, "must consist of letters, digits, dots, dashes and underscores")
+    return "/".join(parts)
 
 
 def generation_of(key: str) -> Keys | None:

@@ -6,7 +6,8 @@ no single object that is lost takes a loss with it. Of validations:
 
 RUN/gNNNN/validations/STEP                  the report, which is written once and never changes
 RUN/gNNNN/scores/STEP/WORKER/BATCH          what a replica of the last stage has measured in a batch
-RUN/gNNNN/messages/WORKER.eval/STEP.BATCH/… messages between stages, until the batch is measured
+RUN/XXX/gNNNN/messages/WORKER.eval/STEP.BATCH/…
+                                            messages between stages, until the batch is measured
 RUN/gNNNN/best/sN/…                         checkpoints of the best model, without the optimiser's state
 """
 
@@ -184,11 +185,11 @@ class ValidationKeys(Keys):
 
     def batch_message(self, worker: str, step: int, batch: int, task: str) -> str:
         """The object that `task` of `worker` writes in a batch of the validation after `step` steps."""
-        return self._key("messages", f"{worker}.eval", f"{step:08d}.{batch:08d}", task)
+        return self._message(worker, f"{worker}.eval", f"{step:08d}.{batch:08d}", task)
 
     def batch_messages(self, worker: str) -> str:
         """Return the prefix of all messages of `worker` in validations."""
-        return self._folder("messages", f"{worker}.eval")
+        return f"{self._message(worker, f'{worker}.eval')}/"
 
     def output(self, replica: int, batch: int) -> str:
         """Return the key of the model's outputs for the samples of `replica` in a batch."""

@@ -73,6 +73,6 @@ def test_storages_of_messages_are_tried_too(kind: str, storage: MemoryStorage) -
     assert apart[kind].list("") == ()
     storage.delete(keys.reservation)
     apart[kind] = Replacing(apart[kind])
-    with pytest.raises(PlatformRefused, match=f"{REFUSED}: it did so with {RUN}/g0000-[0-9a-f]+/messages/s0.r0/"):
+    with pytest.raises(PlatformRefused, match=f"{REFUSED}: it did so with {RUN}/000/g0000-[0-9a-f]+/messages/s0.r0/"):
         reserve_generation(signed(Routed(apart)), RUN, apart=[kind])
     assert apart[kind].list("") == ()

@@ -313,7 +313,7 @@ def test_a_schedule_that_waits_for_validations_follows_them_in_all_stages_throug
 def test_keys_of_validations_belong_to_their_generation_and_messages_to_none_of_training() -> None:
     keys = ValidationKeys(RUN, 3, "ab12")
     message = keys.batch_message("s0.r1", 4, 2, "put-activation.s0.r1.m1.k0")
-    assert message == "run-1/g0003-ab12/messages/s0.r1.eval/00000004.00000002/put-activation.s0.r1.m1.k0"
+    assert message == "run-1/100/g0003-ab12/messages/s0.r1.eval/00000004.00000002/put-activation.s0.r1.m1.k0"
     assert not message.startswith(keys.messages("s0.r1"))
     assert keys.best.checkpoint(1, "x").startswith(keys.best.checkpoints)
     assert not keys.best.checkpoints.startswith(keys.checkpoints)

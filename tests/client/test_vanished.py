@@ -76,7 +76,7 @@ def test_checkpoints_alone_are_enough_to_go_on_with_the_same_bits(job: Job, stop
 
 
 def folder(key: str) -> str:
-    return key.split("/")[2 if "/g0" in key else 1]
+    return (key.partition("/g0")[2] or key).split("/")[1]
 
 
 def test_whatever_vanishes_besides_checkpoints_the_run_goes_on_where_it_was_saved(stopped: dict[str, bytes]) -> None:

@@ -21,7 +21,7 @@ from funcpipe.core import Heartbeat, LayerProfile, Manifest, ModelProfile, Plan,
 from funcpipe.errors import FuncPipeError
 from funcpipe.runstate import documents as notes
 from funcpipe.runstate.checkpoints import Checkpoints
-from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.keys import Keys, generation_of
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training import state as states
 from funcpipe.training.norms import GradientNorm
@@ -154,7 +154,8 @@ def _keys(data: bytes) -> None:
     text = data.decode("utf-8", errors="replace")
     keys = Keys("run-1")
     for key in (keys.message(text, 1, "put"), keys.message("s0.r0", 1, text), keys.checkpoint(0, text)):
-        assert key.startswith(keys.prefix), key
+        assert key.startswith(keys.run_prefix), key
+        assert generation_of(key) == keys, key
         assert all(part not in ("", ".", "..") for part in key.split("/")), key
     assert Keys(text).record.startswith(f"{text}/")
 

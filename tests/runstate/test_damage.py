@@ -175,7 +175,7 @@ def test_whatever_is_damaged_the_state_of_the_run_can_be_told(stopped: dict[str,
 
 def one_of_each_kind(objects: dict[str, bytes]) -> list[str]:
     """A key of each folder of the run."""
-    return sorted({key.split("/")[2 if "/g0" in key else 1]: key for key in objects}.values())
+    return sorted({(key.partition("/g0")[2] or key).split("/")[1]: key for key in objects}.values())
 
 
 def test_a_run_of_which_something_is_damaged_ends_with_the_same_bits(job: Job, stopped: dict[str, bytes]) -> None:

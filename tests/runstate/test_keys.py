@@ -1,3 +1,4 @@
+from collections import Counter
 from collections.abc import Callable
 
 import pytest
@@ -5,7 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.errors import InvalidValue
-from funcpipe.runstate.keys import Keys, generation_of
+from funcpipe.runstate.generations import is_written
+from funcpipe.runstate.keys import Keys, generation_of, is_message
+from funcpipe.runstate.reports import ValidationKeys
 
 runs = st.from_regex(r"[a-z0-9][a-z0-9-]{0,20}", fullmatch=True)
 
@@ -37,7 +40,7 @@ def test_runs_generations_and_steps_never_share_a_key(
     run: str, other: str, generation: int, other_generation: int, step: int, other_step: int
 ) -> None:
     keys, others = Keys(run, generation), Keys(other, other_generation)
-    assert all(key.startswith(keys.prefix) for key in everything(keys, step, 0, "s0.r0"))
+    assert all(generation_of(key) == keys for key in everything(keys, step, 0, "s0.r0"))
     if run != other:
         assert not set(everything(keys, step, 0, "s0.r0")) & set(everything(others, step, 0, "s0.r0"))
         assert not keys.run_prefix.startswith(others.run_prefix)
@@ -69,7 +72,7 @@ def test_no_name_leads_out_of_its_generation(run: str, worker: str, name: str, s
             key = make()
         except InvalidValue:
             continue
-        assert key.startswith(keys.prefix)
+        assert generation_of(key) == keys
         assert all(part not in ("", ".", "..") for part in key.removesuffix("/").split("/"))
 
 
@@ -88,3 +91,34 @@ def test_a_generation_is_found_by_its_reservation_and_by_the_copies_of_its_recor
 def test_a_run_is_named_with_small_letters_digits_and_dashes(run: str) -> None:
     with pytest.raises(InvalidValue, match="run must be at most 63"):
         Keys(run)
+
+
+def test_messages_are_spread_over_prefixes_that_no_other_stage_has() -> None:
+    keys, prefixes = ValidationKeys("run-1", 0, "3fa9c2d1"), {}
+    for stage in (0, 1, 200):
+        workers = [f"s{stage}.r{replica}" for replica in range(128)]
+        found = Counter(keys.message(worker, 7, f"put-split.{worker}.k0").split("/g0")[0] for worker in workers)
+        assert sorted(found.values()) == [8] * 16
+        prefixes[stage] = set(found)
+        for worker in workers:
+            of_batch = keys.batch_message(worker, 7, 0, "put-activation")
+            assert of_batch.split("/g0")[0] == keys.messages(worker).split("/g0")[0]
+    assert len(set.union(*prefixes.values())) == 3 * 16
+    for name in ("server", "s0", "s0.r0.eval", ""):
+        with pytest.raises(InvalidValue, match=r"worker must read like 's0\.r1'"):
+            keys.message(name, 7, "put")
+
+
+def test_messages_of_runs_that_earlier_versions_began_belong_to_them_too() -> None:
+    keys = Keys("run-1", 3, "3fa9c2d1")
+    now, before = (
+        keys.message("s1.r2", 7, "put-split.s1.r2.k0"),
+        f"{keys.prefix}messages/s1.r2/00000007/put-split.s1.r2.k0",
+    )
+    assert now == f"run-1/201/{before.removeprefix('run-1/')}"
+    for key in (now, before):
+        assert generation_of(key) == keys
+        assert is_message(key)
+        assert is_written(key)
+    others = ("run-1/20/g0003/messages/s1.r2/00000007/put", "run-1/2z1/g0003/messages/s1.r2/00000007/put")
+    assert not any(is_written(key) or generation_of(key) for key in others)

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from funcpipe.platforms.base import OPEN, Gate
+from funcpipe.runstate.keys import is_message
 from funcpipe.testing.memory_storage import MemoryStorage
 
 
@@ -13,7 +14,7 @@ def kind_of(key: str) -> str:
     parts = key.split("/")
     if len(parts) < 3:
         return key
-    return "/".join(parts[2:4]) if parts[2] == "messages" else parts[2]
+    return "/".join(parts[3:5]) if is_message(key) else parts[2]
 
 
 class Census(MemoryStorage):

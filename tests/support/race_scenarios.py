@@ -30,7 +30,7 @@ from tests.support.races import (
 )
 from tests.support.run_keys import signed_for_tests
 
-_MESSAGE = re.compile(rf"{KEYS.prefix}messages/s0\.r0/(\d+)/")
+_MESSAGE = re.compile(rf"{KEYS.messages('s0.r0')}(\d+)/")
 
 
 def _becomes_worker_once(world: World) -> str | None:
