@@ -24,9 +24,9 @@ class Size(NamedTuple):
 
 ROOMS = {
     "analysis": Size(406, 6, 18),
-    "api": Size(520, 8, 12),
-    "cli": Size(2359, 16, 115),
-    "client": Size(4735, 51, 188),
+    "api": Size(545, 8, 12),
+    "cli": Size(2366, 16, 115),
+    "client": Size(4741, 51, 189),
     "comm": Size(1246, 23, 55),
     "core": Size(3246, 131, 218),
     "data": Size(524, 17, 18),
@@ -35,7 +35,7 @@ ROOMS = {
     "model": Size(5742, 92, 234),
     "neighbours": Size(3743, 72, 196),
     "partitioner": Size(5380, 70, 261),
-    "platforms": Size(6098, 100, 237),
+    "platforms": Size(6168, 101, 243),
     "profiler": Size(853, 10, 36),
     "runstate": Size(2523, 40, 131),
     "scheduler": Size(1396, 27, 47),

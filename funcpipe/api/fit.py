@@ -9,6 +9,7 @@ from funcpipe.client.follow.callbacks import Callback
 from funcpipe.client.follow.results import RunResult
 from funcpipe.client.prepare import arguments
 from funcpipe.client.prepare.prepared_run import Confirm
+from funcpipe.client.prepare.session import one_cluster
 from funcpipe.core import FaultTolerance, PlatformSpec, RunLimits, RunSettings, Validation
 from funcpipe.core.process import say
 from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS, RunKeywords, settings_with
@@ -91,9 +92,10 @@ class FuncPipe(Training):
             platform=platform, like=like, global_batch=global_batch, micro_batch=micro_batch, time_value=time_value
         )
         job: dict[str, Any] = {"epochs": epochs, "validation": validation, "settings": settings}
-        chosen = choose_for_run(self, dataset, wanted, max_usd=limits.max_usd, **job)
-        if progress:
-            say("\n".join(chosen.lines))
-        job |= {"platform": platform, "like": like, "plan": chosen.plan, "seed": seed, "shuffle": shuffle}
-        job |= {"faults": faults, "limits": limits, "callbacks": callbacks, "progress": progress, "confirm": confirm}
-        return self.train(dataset, **job)
+        with one_cluster(platform):
+            chosen = choose_for_run(self, dataset, wanted, max_usd=limits.max_usd, **job)
+            if progress:
+                say("\n".join(chosen.lines))
+            job |= {"platform": platform, "like": like, "plan": chosen.plan, "seed": seed, "shuffle": shuffle}
+            job |= {"faults": faults, "limits": limits, "callbacks": callbacks, "progress": progress}
+            return self.train(dataset, **job, confirm=confirm)

@@ -7,12 +7,14 @@ only a whole global batch gives what a script gives.
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
 from torch.utils.data import DataLoader
 
 from funcpipe.api.predicting import Predicting
+from funcpipe.client.prepare.arguments import spec_of
 from funcpipe.client.prepare.data import open_data, open_with_first
 from funcpipe.client.prepare.precheck import record_of, with_last
 from funcpipe.client.prepare.rehearsal import rehearse, rehearse_shapes
@@ -26,10 +28,12 @@ from funcpipe.core import (
     Validation,
     checks,
 )
+from funcpipe.core.cached import cached_property
 from funcpipe.core.texts import counted, number_text, time_text, usd_text
 from funcpipe.errors import Infeasible, InvalidValue
 from funcpipe.model.tensors import is_weightless
-from funcpipe.platforms.catalog import LOCAL, is_ray, load_spec, ray_cluster, with_region
+from funcpipe.platforms.catalog import LOCAL, is_ray, offer_at, with_region
+from funcpipe.platforms.room import Offer
 from funcpipe.training.batches import Batches
 from funcpipe.training.data_source import Data, DataSource
 from funcpipe.training.optimizers import trainable_shapes
@@ -60,14 +64,17 @@ class Wanted:
         checks.all_whole(self, 1, "global_batch", "micro_batch")
         checks.at_least("time_value", self.time_value, 0)
 
+    @cached_property
+    def offer(self) -> Offer:
+        """What there is to plan with."""
+        if self.like is not None:
+            return Offer(spec=spec_of(self.like))
+        return offer_at(self.platform)
+
     @property
     def spec(self) -> PlatformSpec:
         """The platform to plan for."""
-        if isinstance(self.like, PlatformSpec):
-            return self.like
-        if is_ray(self.platform):
-            return ray_cluster(self.platform)[1]
-        return load_spec(self.like or with_region(self.platform))
+        return self.offer.spec
 
     @property
     def functions(self) -> str | PlatformSpec | None:
@@ -188,6 +195,8 @@ def _mismatch(plan: Plan, pipe: Predicting, batch: int, wanted: Wanted) -> str:
     ):
         if before not in ("", now):  # plans by hand may lack what they are for
             return f"the plan that was there has the {what} {before}, not {now}"
+    if not wanted.offer.has_room(plan):
+        return "the plan that was there needs more than the machines at hand have"
     asked = plan.made_for
     if asked is not None and wanted.time_value and asked.time_value != wanted.time_value:
         return f"the plan that was there is for an hour worth ${asked.time_value:g}"
@@ -232,14 +241,31 @@ def _planned(
     """Profile micro-batches of `size` samples, unless `pipe` has such a profile already, and plan."""
     known, spec = pipe._profile, wanted.spec
     if known is not None and (known.micro_batch, known.precision, pipe._spec) == (size, pipe._recipe.precision, spec):
-        return pipe.optimize(global_batch=batch, time_value=wanted.time_value), known
+        return _best_with_room(pipe, batch, wanted), known
     loader: DataLoader[Any] = DataLoader(
         source.dataset,  # type: ignore[arg-type]  # any map-style dataset
         batch_size=size,
         collate_fn=source.options.collate,
     )
     profile = pipe.profile(loader, platform=spec, micro_batch=size, dataset=dataset)
-    return pipe.optimize(global_batch=batch, time_value=wanted.time_value), profile
+    return _best_with_room(pipe, batch, wanted), profile
+
+
+def _best_with_room(pipe: Predicting, batch: int, wanted: Wanted) -> Plan:
+    """The best plan whose functions the machines at hand have room for at once. Raises Infeasible."""
+    find = partial(pipe.optimize, global_batch=batch, time_value=wanted.time_value)
+    best = find()
+    if wanted.offer.has_room(best):
+        return best
+    found, reasons = list[Plan](), list[Infeasible]()
+    for part in wanted.offer.where_all_have_room():
+        try:
+            found.append(find(spec=part))
+        except Infeasible as error:
+            reasons.append(error)
+    if not found:
+        raise reasons[0] if reasons else Infeasible(f"{wanted.platform} has no room for a function of any size")
+    return min(found, key=_value)
 
 
 def _value(plan: Plan) -> float:

@@ -31,6 +31,7 @@ from funcpipe.core import (
     Wire,
 )
 from funcpipe.partitioner import PROFILED_LAYERS
+from funcpipe.platforms.catalog import profiled_spec
 from funcpipe.profiler import REPEATS
 from funcpipe.training.data_source import Data
 from funcpipe.training.instances import instances_of
@@ -291,7 +292,8 @@ class Planning:
     def _profiled(self, profile: ModelProfile | None, spec: AnySpec | None) -> tuple[ModelProfile, PlatformSpec]:
         measured = given("profile", profile or self._profile, ModelProfile)
         check_precision("profile", measured.precision, self._recipe)
-        return measured, spec_of(spec or self._spec or measured.platform)
+        named = spec or self._spec
+        return measured, spec_of(named) if named else profiled_spec(measured)
 
     def _planned(self, plan: Plan | None) -> Plan:
         return given("plan", plan or self._plan, Plan)

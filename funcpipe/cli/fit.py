@@ -12,7 +12,8 @@ from funcpipe.core import Coupled, OptimizerKind, Plan, read, write
 from funcpipe.core.process import say
 
 if TYPE_CHECKING:
-    from funcpipe.api.fitting import Chosen
+    from funcpipe.api.fit import FuncPipe
+    from funcpipe.api.fitting import Chosen, Wanted
 
 
 @verb(
@@ -72,9 +73,9 @@ def fit(options: Options) -> None:
         average=train.average_of(options),
         coupled=options.coupled or Coupled.REFUSE,
     )
-    from funcpipe.api.fitting import Wanted, choose_for_run
+    from funcpipe.api.fitting import Wanted
+    from funcpipe.client.prepare.session import one_cluster
 
-    run = training.run_of(options)
     wanted = Wanted(
         platform=options.platform,
         like=options.like,
@@ -82,20 +83,28 @@ def fit(options: Options) -> None:
         micro_batch=options.micro_batch,
         time_value=options.time_value,
     )
-    chosen = choose_for_run(
+    with one_cluster(options.platform):
+        chosen = _chosen(options, pipe, wanted, kept)
+        _say(options, chosen)
+        if options.plan is not None and chosen.plan is not kept:
+            write_file(lambda path: write(chosen.plan, path), options.plan)
+        train.train_by(options, chosen.plan, pipe, output)
+
+
+def _chosen(options: Options, pipe: "FuncPipe", wanted: "Wanted", kept: Plan | None) -> "Chosen":
+    """The plan to train by, for the data and the length that the command names."""
+    from funcpipe.api.fitting import choose_for_run
+
+    return choose_for_run(
         pipe,
         load_data(options.data),
         wanted,
         epochs=options.epochs,
         validation=train.validation_of(options),
         max_usd=options.max_usd,
-        settings=run["settings"],
+        settings=training.run_of(options)["settings"],
         kept=kept,
     )
-    _say(options, chosen)
-    if options.plan is not None and chosen.plan is not kept:
-        write_file(lambda path: write(chosen.plan, path), options.plan)
-    train.train_by(options, chosen.plan, pipe, output)
 
 
 def _say(options: Options, chosen: "Chosen") -> None:

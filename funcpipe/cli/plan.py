@@ -30,7 +30,7 @@ from funcpipe.core import (
 )
 from funcpipe.core.json_form import to_plain
 from funcpipe.errors import InputError
-from funcpipe.platforms.catalog import load_spec
+from funcpipe.platforms.catalog import load_spec, profiled_spec
 
 if TYPE_CHECKING:
     from funcpipe.core import Pins
@@ -125,7 +125,8 @@ def _pareto(options: Options, measured: ModelProfile, spec: PlatformSpec, traini
 
 def platform_spec(options: Options, measured: ModelProfile) -> PlatformSpec:
     """The platform that was named, or the profile's."""
-    return load_spec(options.spec or options.platform or measured.platform)
+    named = options.spec or options.platform
+    return load_spec(named) if named else profiled_spec(measured)
 
 
 def _training_spec(options: Options) -> TrainingSpec:
@@ -231,7 +232,7 @@ def _made_from(options: Options, plan: Plan) -> PlanRequest:
     if request is None or profile is not None:
         assert profile is not None, "the request has one otherwise"
         if request is None or request.profile.platform != profile.platform:
-            return PlanRequest(profile=profile, spec=spec or load_spec(profile.platform))
+            return PlanRequest(profile=profile, spec=spec or profiled_spec(profile))
         request = replace(request, profile=profile)
     return request if spec is None else replace(request, spec=spec)
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -9,7 +10,7 @@ from importlib import resources
 from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from funcpipe.core import Plan, PlatformSpec, from_text, read
+from funcpipe.core import ModelProfile, Plan, PlatformSpec, from_text, read
 from funcpipe.core.distribution import needed_from
 from funcpipe.core.market import Market
 from funcpipe.core.platform import RegionTable, in_region
@@ -19,7 +20,8 @@ from funcpipe.errors import InputError, InvalidValue
 from funcpipe.platforms.base import Deployment, Platform, RequestMeter, Storage
 from funcpipe.platforms.local.files import FileStorage
 from funcpipe.platforms.local.throttle import read_link
-from funcpipe.platforms.process import usable_processors
+from funcpipe.platforms.process import usable_memory_bytes, usable_processors
+from funcpipe.platforms.room import Node, Offer, of_nodes
 from funcpipe.platforms.wrappers import RETRY_S, Counted, Retried, Routed, Timed
 
 if TYPE_CHECKING:
@@ -40,12 +42,15 @@ def load_spec(name: str) -> PlatformSpec:
     """Return the specification called `name`, or the one in the file of that path.
 
     A name with a region, as in `aws-lambda?region=eu-central-1`, or the URL of a deployment that says its region, gives
-    the prices and limits of that region, as far as they are known (`PlatformSpec.prices_note`).
+    the prices and limits of that region, as far as they are known (`PlatformSpec.prices_note`). The URL of a Ray
+    cluster gives the sizes that fit on its nodes.
     """
     if name in spec_names():
         return _shipped(name)
     if os.path.exists(name):
         return read(PlatformSpec, name)
+    if is_ray(name):
+        return offer_at(name).spec
     parts = urlsplit(name)
     scheme, region = parts.scheme or parts.path, url_region(name)
     if scheme in region_tables() and (region or parts.netloc):
@@ -63,6 +68,13 @@ def names_spec(text: str) -> bool:
 def planned_spec(plan: Plan) -> PlatformSpec:
     """Return the specification that `plan` was made for, in its region."""
     return priced_in(load_spec(plan.platform), plan.region)
+
+
+def profiled_spec(profile: ModelProfile) -> PlatformSpec:
+    """Return the specification that `profile` was measured for, with the sizes that it was measured on."""
+    spec = load_spec(profile.platform)
+    sizes = tuple(size for size in spec.sizes if size.name in profile.sizes)
+    return replace(spec, sizes=sizes or spec.sizes)
 
 
 def url_region(url: str) -> str | None:
@@ -88,7 +100,27 @@ def with_region(platform: str) -> str:
 def _shipped(name: str) -> PlatformSpec:
     text = resources.files("funcpipe.platforms").joinpath("specs", f"{name}.json").read_text(encoding="utf-8")
     spec = from_text(PlatformSpec, text, source=f"{name}.json")
-    return replace(spec, shared_cores=usable_processors()) if name == LOCAL else spec
+    return of_nodes(spec, [_this_machine()], shared_cores=usable_processors()) if name == LOCAL else spec
+
+
+def _this_machine() -> Node:
+    """This machine, whose processors all functions share, as many as there are."""
+    return Node(cpus=math.inf, memory_bytes=usable_memory_bytes())
+
+
+def offer_at(platform: str) -> Offer:
+    """What a platform that functions run on offers now: on machines at hand, no more than what these have room for.
+
+    Connects to Ray, or starts it, where functions are tasks of Ray.
+    """
+    if is_ray(platform):
+        address, spec = ray_cluster(platform)
+        from funcpipe.platforms.ray.platform import ray_functions
+
+        with ray_functions(address, spec) as cluster:
+            return cluster.offer
+    spec = load_spec(with_region(platform))
+    return Offer(spec=spec, nodes=(_this_machine(),) if platform == LOCAL else None)
 
 
 FIRST_S = 15.0

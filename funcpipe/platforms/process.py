@@ -1,4 +1,4 @@
-"""This process: the most memory that it has used, the allocator of its functions, the processors that it may use.
+"""This process: the most memory that it has used, the allocator of its functions, what it may use of the machine.
 
 What one tensor leaves must serve the next, and glibc cannot give it to another of the same size: torch asks for aligned
 memory, and glibc then searches for a larger block. A network of many equal tensors needs 1.7 times the memory that it
@@ -6,12 +6,14 @@ uses. tcmalloc has few such holes (`experiments/studies/allocators.py` at f9edc5
 installed, and their images install it.
 """
 
+import contextlib
 import ctypes
 import ctypes.util
 import functools
 import os
 import resource
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 _STATUS = Path("/proc/self/status")
@@ -136,3 +138,16 @@ def trim() -> None:
 def usable_processors() -> int:
     """Those that this process is bound to, on Linux; elsewhere, where that cannot be asked, all of the machine."""
     return len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+
+
+_MEMORY_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Files with the limit of a container, by the versions of control groups."""
+
+
+def usable_memory_bytes(limits: Iterable[str] = _MEMORY_LIMITS) -> int:
+    """The memory of this machine, or of the container that this process is in, whose limit is in a file of `limits`."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for name in limits:
+        with contextlib.suppress(OSError, ValueError):  # there is no such file, or it says "max"
+            found.append(int(Path(name).read_text()))
+    return min(found)

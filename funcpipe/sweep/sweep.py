@@ -24,7 +24,7 @@ from funcpipe.core.texts import Described
 from funcpipe.core.validation import LOSS, MonitorMode
 from funcpipe.errors import InvalidValue, RunInterrupted, RunUnknown
 from funcpipe.platforms.base import Platform
-from funcpipe.platforms.catalog import LOCAL, is_deployment, load_spec, open_deployment, open_storage
+from funcpipe.platforms.catalog import LOCAL, is_deployment, is_ray, load_spec, open_deployment, open_storage
 from funcpipe.runstate.generations import find_objects, list_generations, reserve_generation
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import Owner, owned
@@ -170,7 +170,7 @@ class Sweep:
         elif is_deployment(platform):
             spec = open_deployment(platform).of_deployed_sizes().spec
         else:
-            spec = load_spec(platform.partition(":")[0])
+            spec = session.functions().spec if is_ray(platform) else load_spec(platform)
         return Terms(
             metric=self._metric,
             mode=MonitorMode.MIN if self._direction == "minimize" else MonitorMode.MAX,

@@ -23,6 +23,8 @@ from funcpipe.api import fitting
 from funcpipe.api.fitting import Wanted, choose, micro_batches
 from funcpipe.core import Optimality, SolverReport
 from funcpipe.errors import DataError, FuncPipeError, Infeasible, InvalidValue, ModelError, PlanError, RunUnknown
+from funcpipe.platforms.catalog import load_spec
+from funcpipe.platforms.room import Node, Offer, of_nodes
 from funcpipe.runstate.owner import last_run
 from funcpipe.runstate.signing import signed
 from funcpipe.training.batches import sample_order
@@ -54,6 +56,21 @@ def searching(found: Callable[[int], Plan]) -> Any:
         return found(size), None
 
     return mock.patch.object(fitting, "_planned", planned)
+
+
+def test_functions_are_those_that_the_machines_at_hand_have_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour is worth so much that four functions would be best, or a larger one, if there was room."""
+    roomy, small = (Offer(spec=load_spec("ray"), nodes=(Node(cpus=n, memory_bytes=n * 2**30),)) for n in (16, 2))
+    plans = list[Plan]()
+    for offer in (roomy, replace(small, spec=of_nodes(small.spec, small.nodes or (), shared_cores=2))):
+        monkeypatch.setattr(fitting, "offer_at", lambda platform, offer=offer: offer)
+        wanted = Wanted(platform="ray://local", global_batch=16, micro_batch=4, time_value=1e6)
+        plans.append(choose(pipe_of(), data(), wanted).plan)
+        assert offer.has_room(plans[-1])
+    assert not small.has_room(plans[0])
+    again = choose(pipe_of(), data(), wanted, plans[0])
+    assert again.plan.stages == plans[1].stages
+    assert again.lines[0].endswith("the plan that was there needs more than the machines at hand have")
 
 
 def test_it_trains_as_the_script_with_the_same_loader_and_optimiser(capsys: pytest.CaptureFixture[str]) -> None:

@@ -101,6 +101,16 @@ def _open_ray(url: str) -> "AbstractContextManager[RayPlatform]":
 
 
 @contextmanager
+def one_cluster(platform: str) -> Iterator[None]:
+    """Start Ray once, or connect to it once, for all that is done within this context, if `platform` is Ray."""
+    if is_ray(platform):
+        with ending_interrupts(), _open_ray(platform):
+            yield
+    else:
+        yield
+
+
+@contextmanager
 def open_site(platform: str = LOCAL, *, like: PlatformSpec | None = None) -> Iterator[Site]:
     """A platform to measure on: functions on this machine, with the limits of `like`, and a temporary folder.
 

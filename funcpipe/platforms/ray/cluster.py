@@ -1,6 +1,6 @@
 """Ray clusters: their URLs, and their specification: sizes that fit on their nodes, at prices of shares of machines."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -10,6 +10,7 @@ from funcpipe.core import MB, FunctionSize, Plan, PlatformSpec
 from funcpipe.core.market import HOUR_S, Machine, Market
 from funcpipe.core.texts import url_parts
 from funcpipe.errors import InvalidValue, PlatformRefused
+from funcpipe.platforms.room import Node, largest_first, placed_at_once
 
 SCHEME = "ray"
 _RULE = (
@@ -131,29 +132,6 @@ def _via(url: str, place: str, option: str | None) -> Via:
 _MOST_BYTES_S = 1e6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Node:
-    """The resources of one node for tasks."""
-
-    cpus: float
-    memory_bytes: float
-
-    def fits(self, size: FunctionSize) -> bool:
-        """Return True if a function of that size can ever run there."""
-        return size.vcpu <= self.cpus and size.memory_bytes <= self.memory_bytes
-
-    def without(self, size: FunctionSize) -> "Node":
-        """Return the resources that are left beside a function of that size."""
-        return Node(cpus=self.cpus - size.vcpu, memory_bytes=self.memory_bytes - size.memory_bytes)
-
-
-def of_nodes(spec: PlatformSpec, nodes: Iterable[Node], *, shared_cores: int | None) -> PlatformSpec:
-    """`spec` with the sizes that fit on one of `nodes`, or the smallest if none does, as `check_plan` says better."""
-    found = list(nodes)
-    sizes = tuple(size for size in spec.sizes if any(node.fits(size) for node in found)) or spec.sizes[:1]
-    return replace(spec, sizes=sizes, shared_cores=shared_cores)
-
-
 def at_prices_of(spec: PlatformSpec, market: Market, machine: str, *, spot: bool) -> PlatformSpec:
     """Return `spec` with sizes that are a share of `machine`, at its price and of its network.
 
@@ -195,35 +173,27 @@ def size_for(spec: PlatformSpec, name: str, memory_mb: int) -> FunctionSize:
     return replace(larger, name=name, memory_mb=memory_mb)
 
 
-def check_plan(plan: Plan, spec: PlatformSpec, nodes: Iterable[Node], *, more: str) -> None:
+def check_plan(plan: Plan, spec: PlatformSpec, nodes: Sequence[Node], *, more: str) -> None:
     """Raise PlatformRefused unless all functions of `plan` can run at once on `nodes`; `more` says how to have more.
 
     Ray would queue what does not fit, and the others wait for it until their deadline. Placed greedily, the largest
     first: as Ray may place them too.
     """
     sizes = [size_for(spec, stage.size, stage.memory_mb) for stage in plan.stages for _ in range(plan.replicas)]
-    sizes.sort(key=lambda size: (size.vcpu, size.memory_mb), reverse=True)
-    left = list(nodes)
-    for placed, size in enumerate(sizes):
-        place = next(_places(left, size), None)
-        if place is None:
-            raise PlatformRefused(
-                f"the plan needs {_sum(sizes)} at once, the cluster has {_offer(left, sizes[:placed])} on "
-                f"{len(left)} nodes: no place is left for function {placed + 1} of {len(sizes)}, of {size.name} with "
-                f"{size.vcpu:g} CPUs; {more}, or plan for fewer replicas or stages"
-            )
-        left[place] = left[place].without(size)
-
-
-def _places(nodes: list[Node], size: FunctionSize) -> Iterator[int]:
-    return (number for number, node in enumerate(nodes) if node.fits(size))
+    sizes.sort(key=largest_first)
+    placed = placed_at_once(sizes, nodes)
+    if placed < len(sizes):
+        size = sizes[placed]
+        raise PlatformRefused(
+            f"the plan needs {_sum(sizes)} at once, the cluster has {_offer(nodes)} on {len(nodes)} nodes: no place is "
+            f"left for function {placed + 1} of {len(sizes)}, of {size.name} with {size.vcpu:g} CPUs; {more}, or plan "
+            "for what it has, as `fit` does"
+        )
 
 
 def _sum(sizes: list[FunctionSize]) -> str:
     return f"{sum(size.vcpu for size in sizes):g} CPUs and {sum(size.memory_mb for size in sizes)} MB"
 
 
-def _offer(left: list[Node], placed: list[FunctionSize]) -> str:
-    cpus = sum(node.cpus for node in left) + sum(size.vcpu for size in placed)
-    memory = sum(node.memory_bytes for node in left) / MB + sum(size.memory_mb for size in placed)
-    return f"{cpus:g} CPUs and {memory:.0f} MB"
+def _offer(nodes: Sequence[Node]) -> str:
+    return f"{sum(node.cpus for node in nodes):g} CPUs and {sum(node.memory_bytes for node in nodes) / MB:.0f} MB"

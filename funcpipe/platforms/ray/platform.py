@@ -15,9 +15,10 @@ from funcpipe.platforms.base import Handle, PlainKeys, Status
 from funcpipe.platforms.local.output import log_file
 from funcpipe.platforms.process import usable_processors
 from funcpipe.platforms.ray import host
-from funcpipe.platforms.ray.cluster import Node, RayAddress, Via, check_plan, of_nodes, size_for
+from funcpipe.platforms.ray.cluster import RayAddress, Via, check_plan, size_for
 from funcpipe.platforms.ray.connection import NAMESPACE, connect, connected
 from funcpipe.platforms.ray.library import NodeAffinitySchedulingStrategy, ray
+from funcpipe.platforms.room import Node, Offer, of_nodes
 
 _log = logging.getLogger(__name__)
 
@@ -46,6 +47,11 @@ class RayPlatform(PlainKeys):
         """The specification of the cluster as it is now; functions on one machine share its processors."""
         on_one_machine = not self._address.is_shared
         return of_nodes(self._base, self._nodes(), shared_cores=usable_processors() if on_one_machine else None)
+
+    @property
+    def offer(self) -> Offer:
+        """The specification, with the nodes that functions have room on."""
+        return Offer(spec=self.spec, nodes=tuple(self._nodes()))
 
     def check(self, plan: Plan, *, run_s: float | None = None) -> None:
         """Raise PlatformRefused for a plan whose functions cannot run at once, nor ever will on these nodes."""

@@ -6,15 +6,14 @@ from funcpipe.core import MB, Plan
 from funcpipe.errors import InvalidValue, PlatformRefused
 from funcpipe.platforms.catalog import is_deployment, is_ray, load_market, load_spec, ray_cluster
 from funcpipe.platforms.ray.cluster import (
-    Node,
     RayAddress,
     Via,
     at_prices_of,
     check_plan,
-    of_nodes,
     parse_address,
     size_for,
 )
+from funcpipe.platforms.room import Node
 from tests.e2e import small
 
 
@@ -96,14 +95,6 @@ def sized(*sizes: tuple[str, int], replicas: int = 2) -> Plan:
     plan = small.plan(len(sizes), replicas)
     stages = [replace(stage, size=size, memory_mb=mb) for stage, (size, mb) in zip(plan.stages, sizes, strict=True)]
     return replace(plan, stages=tuple(stages))
-
-
-def test_sizes_are_those_that_fit_on_a_node() -> None:
-    found = of_nodes(SPEC, [node(2, 4096), node(1, 8192)], shared_cores=3)
-    names = [size.name for size in found.sizes]
-    assert names == ["1vCPU-1024MB", "1vCPU-2048MB", "1vCPU-4096MB", "2vCPU-4096MB"]
-    assert found.shared_cores == 3
-    assert [size.name for size in of_nodes(SPEC, [], shared_cores=None).sizes] == ["1vCPU-1024MB"]
 
 
 def test_a_size_costs_its_share_of_a_machine() -> None:

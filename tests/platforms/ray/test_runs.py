@@ -21,8 +21,10 @@ from funcpipe.cli import main
 from funcpipe.client.follow.callbacks import EachStep
 from funcpipe.core import write
 from funcpipe.core.logs import merged
+from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.local.output import read_logs
 from funcpipe.platforms.ray.cluster import RayAddress
+from funcpipe.platforms.ray.platform import ray_functions
 from tests.e2e import reference, small
 from tests.e2e.plans import sample_numbers
 from tests.platforms.ray.processes import processes_of, title_of
@@ -101,6 +103,24 @@ def test_two_stages_of_two_replicas_equal_one_process(undisturbed: RunResult) ->
     assert undisturbed.losses == pytest.approx(losses, rel=1e-6)
     assert reference.largest_difference(undisturbed.state_dict(), model.state_dict()) < 1e-6
     assert [report.outcome for report in undisturbed.workers] == [Outcome.FINISHED] * 4
+
+
+def test_fit_plans_no_function_that_the_cluster_has_no_room_for(cluster: RayAddress, tmp_path: Path) -> None:
+    """Functions cost nothing there: the best plan on any cluster has a function of 16 vCPUs, the cluster has eight."""
+    found = pipe()
+    result = found.fit(
+        small.data(),
+        global_batch=4,
+        micro_batch=2,
+        time_value=1.0,
+        platform=cluster.url,
+        storage=tmp_path.as_uri(),
+        progress=False,
+    )
+    assert len(result.losses) == small.SAMPLES // 4
+    assert found._plan is not None
+    with ray_functions(cluster, load_spec("ray")) as functions:
+        assert functions.offer.has_room(found._plan)
 
 
 def test_killed_functions_are_replaced(
