@@ -24,9 +24,9 @@ class Size(NamedTuple):
 
 ROOMS = {
     "analysis": Size(406, 6, 18),
-    "api": Size(545, 8, 12),
-    "cli": Size(2366, 16, 115),
-    "client": Size(4741, 51, 189),
+    "api": Size(546, 8, 12),
+    "cli": Size(2367, 16, 115),
+    "client": Size(4749, 51, 190),
     "comm": Size(1246, 23, 55),
     "core": Size(3246, 131, 218),
     "data": Size(524, 17, 18),

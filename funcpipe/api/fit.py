@@ -6,6 +6,7 @@ from typing import Any, Unpack
 from funcpipe.api.fitting import Wanted, choose_for_run
 from funcpipe.api.training import Training
 from funcpipe.client.follow.callbacks import Callback
+from funcpipe.client.follow.interruption import resumed_by
 from funcpipe.client.follow.results import RunResult
 from funcpipe.client.prepare import arguments
 from funcpipe.client.prepare.prepared_run import Confirm
@@ -92,7 +93,7 @@ class FuncPipe(Training):
             platform=platform, like=like, global_batch=global_batch, micro_batch=micro_batch, time_value=time_value
         )
         job: dict[str, Any] = {"epochs": epochs, "validation": validation, "settings": settings}
-        with one_cluster(platform):
+        with one_cluster(platform), resumed_by("fit"):
             chosen = choose_for_run(self, dataset, wanted, max_usd=limits.max_usd, **job)
             if progress:
                 say("\n".join(chosen.lines))

@@ -74,6 +74,7 @@ def fit(options: Options) -> None:
         coupled=options.coupled or Coupled.REFUSE,
     )
     from funcpipe.api.fitting import Wanted
+    from funcpipe.client.follow.interruption import resumed_by
     from funcpipe.client.prepare.session import one_cluster
 
     wanted = Wanted(
@@ -83,7 +84,7 @@ def fit(options: Options) -> None:
         micro_batch=options.micro_batch,
         time_value=options.time_value,
     )
-    with one_cluster(options.platform):
+    with one_cluster(options.platform), resumed_by("fit"):
         chosen = _chosen(options, pipe, wanted, kept)
         _say(options, chosen)
         if options.plan is not None and chosen.plan is not kept:

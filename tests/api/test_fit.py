@@ -21,8 +21,18 @@ from torch.utils.data import DataLoader, TensorDataset
 from funcpipe import FuncPipe, Plan
 from funcpipe.api import fitting
 from funcpipe.api.fitting import Wanted, choose, micro_batches
+from funcpipe.client.control.commands import after_interrupt
 from funcpipe.core import Optimality, SolverReport
-from funcpipe.errors import DataError, FuncPipeError, Infeasible, InvalidValue, ModelError, PlanError, RunUnknown
+from funcpipe.errors import (
+    DataError,
+    FuncPipeError,
+    Infeasible,
+    InvalidValue,
+    ModelError,
+    PlanError,
+    RunInterrupted,
+    RunUnknown,
+)
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.room import Node, Offer, of_nodes
 from funcpipe.runstate.owner import last_run
@@ -329,3 +339,16 @@ def test_a_model_whose_weights_lie_in_files_is_tried_without_them(tmp_path: Path
     wrong = TensorDataset(torch.zeros(20, 5, dtype=torch.float64), torch.zeros(20, dtype=torch.long))
     with searching(lambda size: plan_of(size, 8)), pytest.raises(ModelError, match="the model fails on the first mic"):
         choose(pipe, wrong, Wanted(global_batch=8))
+
+
+def test_an_interrupted_fit_goes_on_by_fit() -> None:
+    end = RunInterrupted("mine", running=False, kept=True, storage="file:///runs", saved_step=5, steps=9)
+    end.add_note("\n".join(after_interrupt(end)))
+    ended = mock.patch.object(FuncPipe, "train", side_effect=end)
+    with functions_in_threads(), ended, pytest.raises(RunInterrupted) as raised:
+        pipe_of().fit(loader(), micro_batch=4, progress=False)
+    assert raised.value.__notes__ == [
+        "  resume it:  funcpipe fit ... --resume mine --storage file:///runs\n"
+        "  in Python:  pipe.fit(dataset, ..., resume='mine', storage='file:///runs')\n"
+        "  delete it:  funcpipe run clean mine --storage file:///runs"
+    ]

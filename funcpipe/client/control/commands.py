@@ -40,7 +40,7 @@ def after_interrupt(interrupt: RunInterrupted) -> tuple[str, ...]:
     resume, *others = commands(
         run, storage, watch="collect it" if interrupt.running else "resume it", verb=interrupt.verb
     )
-    call = "pipe.train(dataset, " if interrupt.verb == "train" else "sweep.run(trials, "
+    call = "sweep.run(trials, " if interrupt.verb == "sweep" else f"pipe.{interrupt.verb}(dataset, "
     in_python = f"  in Python:  {call}..., resume={run!r}, storage={storage!r})"
     if interrupt.running:
         return watch_command(run, storage), resume, in_python, *others
