@@ -23,22 +23,22 @@ class Size(NamedTuple):
 
 
 ROOMS = {
-    "analysis": Size(406, 6, 18),
+    "analysis": Size(445, 6, 19),
     "api": Size(546, 8, 12),
     "cli": Size(2367, 16, 115),
     "client": Size(4749, 51, 190),
     "comm": Size(1246, 23, 55),
-    "core": Size(3246, 131, 218),
+    "core": Size(3252, 131, 218),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),
     "model": Size(5742, 92, 234),
     "neighbours": Size(3743, 72, 196),
-    "partitioner": Size(5380, 70, 261),
+    "partitioner": Size(5475, 71, 265),
     "platforms": Size(6168, 101, 243),
     "profiler": Size(853, 10, 36),
     "runstate": Size(2523, 40, 131),
-    "scheduler": Size(1396, 27, 47),
+    "scheduler": Size(1428, 29, 49),
     "show": Size(1688, 11, 95),
     "sweep": Size(1191, 23, 23),
     "testing": Size(797, 19, 23),
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 83_600, 82, 18
+MODULES, LINES, EXPORTED, VERBS = 591, 83_900, 82, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

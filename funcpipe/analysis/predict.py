@@ -4,6 +4,7 @@ Replicas that train alone have two kinds of steps: those of a round that end wit
 trace is that of the last one; `mean_step_s` plays both.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +22,9 @@ from funcpipe.core import (
     find_routes,
     prices_of,
     stages_of_layers,
+    worker_name,
 )
+from funcpipe.core.texts import spread_prefix
 from funcpipe.errors import InvalidValue
 from funcpipe.partitioner.cost import Array
 from funcpipe.partitioner.cost.evaluate import column_of, plan_loads, plan_setting
@@ -29,13 +32,14 @@ from funcpipe.partitioner.cost.formulas import lane_times
 from funcpipe.partitioner.cost.loads import Loads, Setting, meeting_share
 from funcpipe.partitioner.cost.rounding import addition_s, all_s
 from funcpipe.partitioner.cost.stores import link
-from funcpipe.scheduler.graph import StepShape, build_graph
+from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.late import LatePart
 from funcpipe.scheduler.pipeline import Loading
 from funcpipe.scheduler.simulator.costs import Cost, Timeline, costs_of
 from funcpipe.scheduler.simulator.disturbances import UNDISTURBED, Disturbances
+from funcpipe.scheduler.simulator.request_queues import BURST_S, UNLIMITED, RequestLimits
 from funcpipe.scheduler.simulator.simulate import play
-from funcpipe.scheduler.tasks import Kind, Task
+from funcpipe.scheduler.tasks import GETS, PUTS, Kind, Task, source_of
 
 _NORM_BYTES = 8
 
@@ -86,7 +90,52 @@ def forecast(
     costs = costs_of(graph, task_cost(plan, profile, spec, meets=meets), uniform=True)
     caps = tuple(spec.store(name).shared_bytes_s for name in _stores_of(plan))
     disturbed = replace(disturbances, contention=spec.contention, shared_bytes_s=caps, shared_cores=spec.shared_cores)
-    return play(graph, costs, disturbances=disturbed)
+    return play(graph, costs, disturbances=disturbed, limits=request_limits(graph, plan, spec))
+
+
+def request_limits(graph: Graph, plan: Plan, spec: PlatformSpec) -> RequestLimits:
+    """The queues in which requests of `plan` wait for their stores: for each prefix, and for all of an account."""
+    names = _stores_of(plan)
+    stores = [spec.store(name) for name in names]
+    asked = Counter((task.kind, names.index(_store_of(task, plan))) for task in graph.tasks if _is_request(task))
+    for number, store in enumerate(stores):
+        puts, gets = (sum(asked[kind, number] for kind in kinds) for kinds in (PUTS, GETS))
+        rates = ((puts, store.puts_s), (gets, store.gets_s), (puts + gets, store.requests_s))
+        if any(rate is not None and count > rate * BURST_S for count, rate in rates):
+            break
+    else:
+        return UNLIMITED  # as no more is asked for than comes in at once
+    found: dict[tuple[object, ...], int] = {}
+    interval_s: list[float] = []
+
+    def queue_of(rate: float | None, *which: object) -> int:
+        if rate is None:
+            return -1
+        if which not in found:
+            found[which] = len(interval_s)
+            interval_s.append(1 / rate)
+        return found[which]
+
+    queues: list[tuple[int, int]] = []
+    for task in graph.tasks:
+        if not _is_request(task):
+            queues.append((-1, -1))
+            continue
+        number, put = names.index(_store_of(task, plan)), task if task.kind in PUTS else source_of(task)
+        prefix = spread_prefix(worker_name(put.stage, put.replica))
+        store, is_put = stores[number], task.kind in PUTS
+        below = queue_of(store.puts_s if is_put else store.gets_s, number, is_put, prefix)
+        queues.append((below, queue_of(store.requests_s, number)))
+    return RequestLimits(queues=tuple(zip(*queues, strict=True)), interval_s=interval_s)
+
+
+def _is_request(task: Task) -> bool:
+    return task.kind in PUTS or task.kind in GETS
+
+
+def _store_of(task: Task, plan: Plan) -> str:
+    """The store that a request of `task` goes to."""
+    return plan.stores.sums if task.kind in _SUMS else plan.stores.messages
 
 
 def mean_step_s(
@@ -205,7 +254,7 @@ def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec, *, meets: b
             return Cost(0.0)
         size = payload(task)
         encode_s = rounding[task.stage].encode_s * size if task.kind is Kind.PUT_SPLIT else 0.0
-        number = names.index(plan.stores.sums if task.kind in _SUMS else plan.stores.messages)
+        number = names.index(_store_of(task, plan))
         bytes_s = links[number][0 if task.kind.is_put else 1]
         return Cost(stores[number].latency_s + encode_s, size, float(bytes_s[task.stage]), number)
 

@@ -84,9 +84,9 @@ class PlatformSpec(StoreTerms):
 
     `base_memory_bytes`, where it was measured, is what a function needs before it holds any of a model.
 
-    Latency, prices of requests and `shared_bytes_s` are those of its default store, and so are `puts_s`, `gets_s` and
-    `largest_bytes`, as `StoreSpec` has them; `stores` are further ones. `shared_bytes_s` has no default here: a
-    specification states that there is no such limit.
+    Latency, prices of requests and `shared_bytes_s` are those of its default store, and so are `puts_s`, `gets_s`,
+    `requests_s` and `largest_bytes`, as `StoreSpec` has them; `stores` are further ones. `shared_bytes_s` has no
+    default here: a specification states that there is no such limit.
 
     Sums of gradients in a number format cost processors what `codecs` has by its name; in others they cost nothing.
 
@@ -195,9 +195,14 @@ class PlatformSpec(StoreTerms):
         return min([cap for cap in caps if cap is not None], default=None)
 
     def unshared(self) -> "PlatformSpec":
-        """Return the same platform, where no function notices what others move."""
-        stores = tuple(replace(store, shared_bytes_s=None) for store in self.stores)
-        return replace(self, shared_bytes_s=None, stores=stores)
+        """Return the same platform, where no function notices what others move or ask for."""
+        free: dict[str, Any] = dict.fromkeys(("shared_bytes_s", "puts_s", "gets_s", "requests_s"))
+        return replace(self, stores=tuple(replace(store, **free) for store in self.stores), **free)
+
+    def without_request_limits(self) -> "PlatformSpec":
+        """Return the same platform, whose stores take any number of requests a second."""
+        free: dict[str, Any] = dict.fromkeys(("puts_s", "gets_s", "requests_s"))
+        return replace(self, stores=tuple(replace(store, **free) for store in self.stores), **free)
 
     def without_object_limits(self) -> "PlatformSpec":
         """Return the same platform, whose stores take objects of any size."""

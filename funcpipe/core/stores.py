@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Protocol
 
 from funcpipe.core import checks
+from funcpipe.core.json_form import IF_CHANGED
 from funcpipe.core.texts import without_secrets
 from funcpipe.errors import InvalidValue
 
@@ -90,8 +91,9 @@ class StoreTerms:
 
     Every operation takes `latency_s` before its bytes move. All functions together move at most `shared_bytes_s` in
     each direction; None means that only the function's own link limits it. It takes at most `puts_s` and `gets_s`
-    requests a second below one prefix, and objects of at most `largest_bytes`. Asking for what is not there costs
-    `price_empty_get_usd`, or as much as any other get if that is None.
+    requests a second below one prefix, and `requests_s` of either kind of an account in all; None means any number.
+    Objects have at most `largest_bytes`. Asking for what is not there costs `price_empty_get_usd`, or as much as any
+    other get if that is None.
     """
 
     latency_s: float
@@ -102,13 +104,14 @@ class StoreTerms:
     puts_s: float | None = None
     gets_s: float | None = None
     largest_bytes: int | None = None
+    requests_s: float | None = field(default=None, metadata=IF_CHANGED)
 
     def __post_init__(self) -> None:
         for name in ("latency_s", "price_put_usd", "price_get_usd"):
             checks.at_least(name, getattr(self, name), 0)
         if self.price_empty_get_usd is not None:
             checks.at_least("price_empty_get_usd", self.price_empty_get_usd, 0)
-        for name in ("shared_bytes_s", "puts_s", "gets_s", "largest_bytes"):
+        for name in ("shared_bytes_s", "puts_s", "gets_s", "requests_s", "largest_bytes"):
             if getattr(self, name) is not None:
                 checks.positive(name, getattr(self, name))
 

@@ -59,7 +59,7 @@ def stage_of(worker: str) -> int:
 
 
 STAGE_PREFIXES = 16
-"""The prefixes of storage over which the messages of one stage's replicas are spread."""
+"""The prefixes of storage over which the messages of one stage's replicas are spread, evenly."""
 
 
 def spread_prefix(worker: str) -> str:

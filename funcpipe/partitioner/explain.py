@@ -7,6 +7,7 @@ from functools import partial
 from funcpipe.core import MB, NO_PINS, ModelProfile, Pins, Plan, PlatformSpec, TrainingSpec, Wire
 from funcpipe.core.rounds import AUTO
 from funcpipe.core.stores import DEFAULT, KINDS
+from funcpipe.core.texts import STAGE_PREFIXES
 from funcpipe.partitioner import PLANNED_LAYERS
 from funcpipe.partitioner.alternatives import second_best
 from funcpipe.partitioner.cost.evaluate import evaluate
@@ -243,22 +244,29 @@ def _binding(plan: Plan, problem: Problem) -> tuple[str, ...]:
         found.append(f"functions at once: {plan.workers} of {problem.max_functions}")
     if plan.replicas in (min(problem.degrees), max(problem.degrees)) and problem.training.replicas is not None:
         found.append(f"replicas: {plan.replicas} of {', '.join(map(str, problem.degrees))}")
-    return (*found, *_request_limits(plan, problem.spec))
+    return (*found, *_request_limits(plan, problem.profile, problem.spec))
 
 
-def _request_limits(plan: Plan, spec: PlatformSpec) -> Iterator[str]:
-    """The stores that the plan asks for nearly as much a second as they take below one prefix, or for more."""
-    estimate = plan.estimate
+def _request_limits(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Iterator[str]:
+    """How much longer an iteration takes because requests wait; and the stores that the plan asks, in the mean of an
+    iteration, for nearly as much a second as they take below all of its prefixes, or for more.
+    """
+    estimate, prefixes = plan.estimate, len(plan.stages) * min(plan.replicas, STAGE_PREFIXES)
     assert estimate is not None
+    free_s = evaluate(plan, profile, spec.without_request_limits()).iteration_s
+    if estimate.iteration_s > free_s:
+        yield f"requests wait for their store: an iteration takes {estimate.iteration_s - free_s:.3g} s longer"
     for name in {item.store: None for item in estimate.stores}:
         items, store = [item for item in estimate.stores if item.store == name], spec.store(name)
-        for what, count, most in (
-            ("puts", sum(item.puts for item in items), store.puts_s),
-            ("gets", sum(item.gets for item in items), store.gets_s),
+        puts, gets = sum(item.puts for item in items), sum(item.gets for item in items)
+        for what, count, each, share in (
+            ("puts", puts, store.puts_s, prefixes),
+            ("gets", gets, store.gets_s, prefixes),
+            ("puts and gets", puts + gets, store.requests_s, 1),
         ):
-            if most is not None and count > _NEAR * most * estimate.iteration_s:
-                rate = count / estimate.iteration_s
-                yield f"requests: {rate:.0f} {what} a second of {most:.0f} below a prefix of {name}"
+            if each is not None and count > _NEAR * each * share * estimate.iteration_s:
+                rate, where = count / estimate.iteration_s, f"below {share} prefixes" if share > 1 else "in all"
+                yield f"requests: {rate:.0f} {what} a second of {each * share:.0f} {where} of {name}"
 
 
 def render(explanation: Explanation) -> str:

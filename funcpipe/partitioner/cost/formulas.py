@@ -20,7 +20,7 @@ from funcpipe.core import ScheduleKind, SyncWay
 from funcpipe.partitioner.cost import Array, BoolArray
 from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.pipeline import StageCosts
-from funcpipe.partitioner.cost.stores import joint_bytes_each, link, objects_fit, storage_usd
+from funcpipe.partitioner.cost.stores import Pace, joint_bytes_each, link, objects_fit, pace_of, storage_usd
 from funcpipe.partitioner.cost.sync_ways import any_way_fits
 from funcpipe.scheduler.pipeline import SPARE
 
@@ -75,20 +75,30 @@ def lane_times(loads: Loads, setting: Setting, *, workers: int) -> Lanes:
     store, traffic = setting.message_store, loads.traffic
     up, down = link(loads, store, workers)
     ratio, ratio_back, latency_s = setting.wire_ratio, setting.back_wire_ratio, store.latency_s
+    pace = pace_of(store, setting.replicas, workers)
+
+    def moved_s(payload_bytes: Array, objects: Array, bytes_s: Array, each_s: float) -> Array:
+        found: Array = np.maximum(payload_bytes / bytes_s + latency_s * objects, each_s * objects)
+        return found
+
     forward_s = setting.spec.contention * loads.forward_s
     backward_s = setting.spec.contention * loads.backward_s
     return Lanes(
         forward_s=forward_s,
-        forward_upload_s=ratio * traffic.forward_out_bytes / up + latency_s * traffic.forward_out_objects,
-        forward_download_s=ratio * traffic.forward_in_bytes / down + latency_s * traffic.forward_in_objects,
+        forward_upload_s=moved_s(ratio * traffic.forward_out_bytes, traffic.forward_out_objects, up, pace.put_s),
+        forward_download_s=moved_s(ratio * traffic.forward_in_bytes, traffic.forward_in_objects, down, pace.get_s),
         backward_s=backward_s + np.where(loads.recompute, forward_s, 0.0),
-        backward_upload_s=ratio_back * traffic.backward_out_bytes / up + latency_s * traffic.backward_out_objects,
-        backward_download_s=ratio_back * traffic.backward_in_bytes / down + latency_s * traffic.backward_in_objects,
-        joint_s=joint_times(loads, setting, up, down),
+        backward_upload_s=moved_s(
+            ratio_back * traffic.backward_out_bytes, traffic.backward_out_objects, up, pace.put_s
+        ),
+        backward_download_s=moved_s(
+            ratio_back * traffic.backward_in_bytes, traffic.backward_in_objects, down, pace.get_s
+        ),
+        joint_s=joint_times(loads, setting, up, down, pace),
     )
 
 
-def joint_times(loads: Loads, setting: Setting, up: Array, down: Array) -> Array:
+def joint_times(loads: Loads, setting: Setting, up: Array, down: Array, pace: Pace) -> Array:
     """Seconds from the last forward of each stage to its first backward; 0 for all stages but the last.
 
     For a loss that is computed once for the global batch, each replica of the last stage puts the outputs and targets
@@ -101,7 +111,8 @@ def joint_times(loads: Loads, setting: Setting, up: Array, down: Array) -> Array
     if not others_bytes:
         return np.zeros(np.broadcast(loads.is_last, up).shape)
     latency_s = setting.message_store.latency_s
-    exchange_s: Array = loads.is_last * (2 * latency_s + own_bytes / up + others_bytes / down)
+    put_s, read_s = pace.puts(own_bytes / up, 1), pace.gets(others_bytes / down, setting.replicas - 1)
+    exchange_s: Array = loads.is_last * (2 * latency_s + put_s + read_s)
     return exchange_s
 
 

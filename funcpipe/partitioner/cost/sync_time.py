@@ -12,6 +12,9 @@ and 1 s down. Three-phase: three splits up (9 s), three down (3 s), the sum up (
 >>> float(sync_time_s(Sync.THREE_PHASE, **link))
 18.0
 
+Where the store takes so many requests a second, a function's requests follow each other at a `Pace`: then k objects
+take at least k times that, as if they were larger. By hand: with 4 s between two puts, the three splits go up in 12 s.
+
 The tests compare every form with a simulation of the single transfers. `choose` finds the best way for one gradient on
 one kind of function; the ways of all stages at once are in `sync_ways`.
 """
@@ -24,10 +27,11 @@ import numpy as np
 
 from funcpipe.core import PlatformSpec, StoreSpec, Streams, Sync, usual_streams
 from funcpipe.core.choices import OPEN_UPLOADS, open_downloads
+from funcpipe.core.texts import STAGE_PREFIXES
 from funcpipe.partitioner.cost import Array, IntArray
 from funcpipe.partitioner.cost.pipeline import dollars
 from funcpipe.partitioner.cost.rounding import Rounding, all_s, unhidden_s
-from funcpipe.partitioner.cost.stores import request_usd, requests_each
+from funcpipe.partitioner.cost.stores import UNPACED, Pace, pace_of, request_usd, requests_each
 
 
 def sync_time_s(
@@ -42,6 +46,7 @@ def sync_time_s(
     backward_s: Array | float = 0.0,
     merged_bytes: Array | float | None = None,
     rounding: Rounding | None = None,
+    pace: Pace = UNPACED,
 ) -> Array:
     """Seconds in which `replicas` functions sum `gradient_bytes` each, counted from the end of their last backward.
 
@@ -59,17 +64,29 @@ def sync_time_s(
         return np.zeros_like(up_s)
     merged_bytes = np.asarray(gradient_bytes if merged_bytes is None else merged_bytes, dtype=np.float64)
     spread_s: Array = merged_bytes / replicas * (1 / upload_bytes_s + (replicas - 1) / download_bytes_s)
+    merged_up_s, merged_down_s = (merged_bytes / replicas / link for link in (upload_bytes_s, download_bytes_s))
+    waiting_s = pace.puts(merged_up_s, 1) - merged_up_s
+    waiting_s = waiting_s + pace.gets((replicas - 1) * merged_down_s, replicas - 1) - (replicas - 1) * merged_down_s
+    spread_s = spread_s + waiting_s
     link = (gradient_bytes, replicas, upload_bytes_s, download_bytes_s, latency_s)
     if sync in (Sync.EXCHANGE, Sync.STREAMED):
         cut = usual_streams(sync, replicas, streams)
-        return exposed_s(sync, *link, cut, backward_s, merged_bytes=merged_bytes, rounding=rounding)
+        return exposed_s(sync, *link, cut, backward_s, merged_bytes=merged_bytes, rounding=rounding, pace=pace)
     if sync is Sync.THREE_PHASE:
         pauses_s = _waves_of(replicas - 1) * _idle_s(up_s, latency_s)
-        moved_s = (replicas - 1) * (up_s + down_s) + pauses_s + spread_s + 4 * latency_s
+        others = replicas - 1
+        waiting_s = (
+            pace.puts(others * up_s, others) - others * up_s + pace.gets(others * down_s, others) - others * down_s
+        )
+        moved_s = others * (up_s + down_s) + pauses_s + spread_s + 4 * latency_s + waiting_s
     elif sync is Sync.ALL_REDUCE:
-        moved_s = all_reduce_s(*link)
+        moved_s = all_reduce_s(*link, pace)
     else:
         reduce_s: Array = up_s + (replicas - 2) * np.maximum(up_s, down_s) + down_s
+        paced_s = np.maximum(
+            (replicas - 1) * pace.put_s - pace.free_put_s, (replicas - 1) * pace.get_s - pace.free_get_s
+        )
+        reduce_s = np.maximum(reduce_s, up_s + paced_s + down_s)
         moved_s = reduce_s + spread_s + (2 + replicas) * latency_s
     if rounding is None:
         return moved_s
@@ -120,6 +137,7 @@ def streamed_s(
     *,
     merged_bytes: Array | float | None = None,
     added_s: Array | float = 0.0,
+    pace: Pace = UNPACED,
 ) -> Array:
     """Seconds of the streamed scatter-reduce, in which raw objects go before merged ones.
 
@@ -140,16 +158,14 @@ def streamed_s(
     others, merged = replicas - 1, np.minimum(cut.merged, cut.rounds)
     split = np.asarray(gradient_bytes, dtype=np.float64) / replicas
     sums = split if merged_bytes is None else np.asarray(merged_bytes, dtype=np.float64) / replicas
-    raw_up_s, raw_down_s, sums_up_s, sums_down_s = (
-        others * split / up,
-        others * split / down,
-        sums / up,
-        others * sums / down,
-    )
     readers = -(-others // np.minimum(cut.groups, others))
-    first_up_s, first_down_s = readers / cut.rounds * (split / up), readers / cut.rounds * (split / down)
-    put_s, read_s = sums_up_s / merged, sums_down_s / merged
     puts = cut.rounds * -(-others // readers)
+    raw_up_s = pace.puts(others * split / up, puts)
+    raw_down_s = pace.gets(others * split / down, others * np.asarray(cut.rounds))
+    sums_up_s, sums_down_s = pace.puts(sums / up, merged), pace.gets(others * sums / down, others * merged)
+    first_up_s = pace.puts(readers / cut.rounds * (split / up), 1)
+    first_down_s = pace.gets(readers / cut.rounds * (split / down), readers)
+    put_s, read_s = sums_up_s / merged, sums_down_s / merged
     pause_s = _idle_s(first_up_s, latency_s)
     all_up_s = raw_up_s + _waves_of(puts) * pause_s
     raw_s = np.maximum(first_up_s + raw_down_s, all_up_s + first_down_s) + 2 * latency_s
@@ -186,6 +202,7 @@ def exchange_s(
     down: Array | float,
     latency_s: float,
     cut: Streams | Cut,
+    pace: Pace = UNPACED,
 ) -> Array:
     """Seconds in which every replica writes everything, in rounds, and reads everything from the others.
 
@@ -193,7 +210,9 @@ def exchange_s(
     the last puts to be opened, or the last one.
     """
     chunk = np.asarray(gradient_bytes, dtype=np.float64) / cut.rounds
-    put_s, read_s = chunk / up, (replicas - 1) * chunk / down
+    put_s, read_s, rounds = chunk / up, (replicas - 1) * chunk / down, np.asarray(cut.rounds)
+    put_s = put_s + (pace.puts(rounds * put_s, rounds) - rounds * put_s) / rounds
+    read_s = read_s + (pace.gets(rounds * read_s, (replicas - 1) * rounds) - rounds * read_s) / rounds
     waited = (np.asarray(cut.rounds) - 1) // OPEN_UPLOADS * OPEN_UPLOADS
     stopped_s = _waves_of(cut.rounds) * _idle_s(put_s, latency_s)
     late_s = stopped_s + np.maximum((waited + 1) * put_s + (cut.rounds - waited) * read_s, cut.rounds * put_s + read_s)
@@ -213,6 +232,7 @@ def exposed_s(
     *,
     merged_bytes: Array | float | None = None,
     rounding: Rounding | None = None,
+    pace: Pace = UNPACED,
 ) -> Array:
     """Seconds that an exchange or a streamed scatter-reduce takes beyond the backward during which it begins.
 
@@ -230,8 +250,9 @@ def exposed_s(
             counts = cut.rounds, cut.groups, cut.merged
             first_s, added_s, last_s = unhidden_s(sync, size, merged_share * sums, replicas, counts, rounding)
         if sync is Sync.EXCHANGE:
-            return exchange_s(size, *link, cut) + (first_s + added_s + last_s)
-        return streamed_s(size, *link, cut, merged_bytes=merged_share * sums, added_s=added_s) + (first_s + last_s)
+            return exchange_s(size, *link, cut, pace) + (first_s + added_s + last_s)
+        merged = merged_share * sums
+        return streamed_s(size, *link, cut, merged_bytes=merged, added_s=added_s, pace=pace) + (first_s + last_s)
 
     share, last = 1 / np.asarray(cut.rounds), cut.rounds // np.minimum(cut.merged, cut.rounds)
     longer_s: Array | float = 0.0
@@ -244,12 +265,22 @@ def exposed_s(
 
 
 def all_reduce_s(
-    gradient_bytes: Array | float, replicas: int, up: Array | float, down: Array | float, latency_s: float
+    gradient_bytes: Array | float,
+    replicas: int,
+    up: Array | float,
+    down: Array | float,
+    latency_s: float,
+    pace: Pace = UNPACED,
 ) -> Array:
     """Seconds in which one replica adds up what all others write (LambdaML, Jiang et al., SIGMOD 2021)."""
     size = np.asarray(gradient_bytes, dtype=np.float64)
     moved_s: Array = 2 * size / up + replicas * size / down
-    return moved_s + 4 * latency_s
+    put_s, read_s, others = size / up, (replicas - 1) * size / down, replicas - 1
+    waiting_s = pace.puts(put_s, 1) - put_s + np.maximum(others * pace.one_get_s - pace.free_get_s, 0.0)
+    gathered_s = others * pace.one_get_s / min(replicas, STAGE_PREFIXES) - pace.free_get_s
+    waiting_s = waiting_s + np.maximum(size / down + gathered_s - read_s, 0.0)
+    whole_s: Array = moved_s + 4 * latency_s + waiting_s
+    return whole_s
 
 
 def parameter_server_s(
@@ -322,6 +353,7 @@ def choose(
                 download_bytes_s=down,
                 latency_s=spec.latency_s,
                 streams=streams,
+                pace=pace_of(spec, replicas, replicas),
             )
         )
         requests_usd = request_usd(*requests_each(sync, replicas, streams), spec)

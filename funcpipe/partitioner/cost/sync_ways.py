@@ -19,7 +19,7 @@ import numpy as np
 from funcpipe.core import Sync, SyncWay, usual_streams
 from funcpipe.partitioner.cost import Array, BoolArray, IntArray
 from funcpipe.partitioner.cost.loads import Loads, Setting
-from funcpipe.partitioner.cost.stores import link, ways_fit, ways_usd
+from funcpipe.partitioner.cost.stores import Pace, link, pace_of, ways_fit, ways_usd
 from funcpipe.partitioner.cost.sync_time import Cut, candidates, exposed_s, sync_time_s
 
 _ELEMENTS = 3000
@@ -154,6 +154,7 @@ def sync_times(loads: Loads, setting: Setting, *, workers: int, way: SyncWay | N
         streams=way.streams,
         backward_s=backward_s,
         rounding=rounding,
+        pace=pace_of(setting.sum_store, setting.replicas, workers),
     )
     if setting.delay:
         seconds = exposed_late_s(seconds, hiding_times(loads, setting), late_parts(way, setting))
@@ -178,7 +179,8 @@ def way_table(loads: Loads, setting: Setting, *, workers: int) -> WayTable:
     if len(usd) and (usd == usd[0]).all():  # then no row needs to be put into an order of its own
         order = np.argsort(usd[0], kind="stable")
         ways, usd = tuple(ways[place] for place in order), usd[:, order]
-    return _in_order(ways, usd, _seconds(rows, setting, ways), starts, row.reshape(stages, sizes))
+    pace = pace_of(setting.sum_store, setting.replicas, workers)
+    return _in_order(ways, usd, _seconds(rows, setting, ways, pace), starts, row.reshape(stages, sizes))
 
 
 def _in_order(ways: tuple[SyncWay, ...], usd: Array, seconds: Array, starts: IntArray, row: IntArray) -> WayTable:
@@ -211,7 +213,7 @@ def _in_order(ways: tuple[SyncWay, ...], usd: Array, seconds: Array, starts: Int
     )
 
 
-def _seconds(rows: Array, setting: Setting, ways: Sequence[SyncWay]) -> Array:
+def _seconds(rows: Array, setting: Setting, ways: Sequence[SyncWay], pace: Pace) -> Array:
     """Element [row, way]: seconds; `rows` has the bytes that are summed, up, down, and the two seconds of `tied_times`,
     where exchanges are late those of `hiding_times`, and where sums are rounded the vCPUs: one of each for each row.
     """
@@ -236,7 +238,7 @@ def _seconds(rows: Array, setting: Setting, ways: Sequence[SyncWay]) -> Array:
                 links = (size[some], replicas, up[some], down[some], latency_s)
                 rounding = setting.rounding(vcpu[0][some]) if vcpu else None
                 seconds[some, which] = exposed_s(
-                    sync, *links, cut, backward_s[some], merged_bytes=merged[some], rounding=rounding
+                    sync, *links, cut, backward_s[some], merged_bytes=merged[some], rounding=rounding, pace=pace
                 )
         else:
             found = sync_time_s(
@@ -248,6 +250,7 @@ def _seconds(rows: Array, setting: Setting, ways: Sequence[SyncWay]) -> Array:
                 download_bytes_s=down,
                 latency_s=latency_s,
                 rounding=setting.rounding(vcpu[0]) if vcpu else None,
+                pace=pace,
             )
             seconds[:, which] = found
     if hiding_s is not None:

@@ -13,6 +13,7 @@ By hand, `accumulate` for three layers of 1 s each:
     minimised                1 s     1 s     2 s        the last layer of a stage has the sum of the stage
 """
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
@@ -34,8 +35,8 @@ from funcpipe.partitioner.cost.formulas import (
 )
 from funcpipe.partitioner.cost.loads import Setting, StageTraffic
 from funcpipe.partitioner.cost.pipeline import dollars, ended_s, synchronised_s
-from funcpipe.partitioner.cost.stores import message_requests, request_usd, sync_requests
-from funcpipe.partitioner.cost.sync_time import sync_time_s
+from funcpipe.partitioner.cost.stores import message_requests, pace_of, request_usd, sync_requests
+from funcpipe.partitioner.mip.chain_sync import paced_lines, sync_s
 from funcpipe.partitioner.problem.cuts import Borders
 from funcpipe.partitioner.problem.options import edge_loads
 from funcpipe.partitioner.problem.problem import Problem, StageChoice
@@ -149,30 +150,24 @@ def _add_sync(m: pyo.ConcreteModel, programme: ChainProgramme) -> None:
     owed = accumulate(m, "owed_mb", parameter_mb.__getitem__, parameter_mb.sum(), backward=True)
     m.sync_s = pyo.Var(m.layers, domain=pyo.NonNegativeReals)
 
+    whole_mb = float(parameter_mb.sum())
+
     def last(m: Any, i: int, s: int, j: int) -> Any:
-        fixed_s = _sync_s(programme, s, j, 0.0)
-        slope_s = _sync_s(programme, s, j, 1.0) - fixed_s
-        most_s = _sync_s(programme, s, j, float(parameter_mb.sum()))
+        setting, size = programme.settings[s], programme.problem.spec.sizes[j]
+        fixed_s = sync_s(setting, size, 0.0)
+        slope_s = sync_s(setting, size, 1.0) - fixed_s
+        most_s = sync_s(setting, size, whole_mb)
         return m.sync_s[i] >= fixed_s + slope_s * owed[i] - most_s * (2 - m.chosen[s] - m.sized[i, j])
 
     m.synchronisation_takes_its_time = pyo.Constraint(m.layers, m.settings, m.sizes, rule=last)
-
-
-def _sync_s(programme: ChainProgramme, s: int, j: int, gradient_mb: float) -> float:
-    """Seconds in which replicas on size j synchronise `gradient_mb` under setting s."""
-    setting, size = programme.settings[s], programme.problem.spec.sizes[j]
-    exchanged = setting.exchanged_bytes(gradient_mb * MB)
-    seconds = sync_time_s(
-        setting.way.sync,
-        gradient_bytes=setting.sync_wire_ratio * exchanged,
-        merged_bytes=setting.merged_wire_ratio * exchanged,
-        replicas=setting.replicas,
-        upload_bytes_s=size.upload_bytes_s,
-        download_bytes_s=size.download_bytes_s,
-        latency_s=setting.spec.latency_s,
-        rounding=setting.rounding(size.vcpu),
-    )
-    return setting.meeting_share * float(seconds)
+    m.requests_wait_for_the_store = pyo.ConstraintList()
+    for s, j in itertools.product(m.settings, m.sizes):
+        setting, size = programme.settings[s], programme.problem.spec.sizes[j]
+        for fixed_s, slope_s in paced_lines(setting, size, least_mb=float(parameter_mb.min()), most_mb=whole_mb):
+            most_s = fixed_s + slope_s * whole_mb
+            for i in m.layers:
+                other = 2 - m.chosen[s] - m.sized[i, j]
+                m.requests_wait_for_the_store.add(m.sync_s[i] >= fixed_s + slope_s * owed[i] - most_s * other)
 
 
 def chain_programme(problem: Problem, *, longest_s: float, unit_usd: float) -> ChainProgramme:
@@ -182,8 +177,11 @@ def chain_programme(problem: Problem, *, longest_s: float, unit_usd: float) -> C
     for i, tensor in enumerate(profile.tensors):
         if tensor.consumers != (tensor.producer + 1,):
             raise InvalidValue(f"tensors[{i}].consumers", tensor.consumers, "must be the next layer alone, in a chain")
-    if problem.spec.shared_bytes_s is not None or problem.pins != NO_PINS:
+    if problem.spec.shared_bytes_s is not None or problem.spec.requests_s is not None or problem.pins != NO_PINS:
         raise InvalidValue("solver", "paper", "cannot be combined with shared links or pins; use another solver")
+    paces = [pace_of(setting.message_store, setting.replicas, 1) for setting in problem.one_way_settings()]
+    if max(max(pace.put_s, pace.get_s) for pace in paces) > problem.spec.latency_s:
+        raise InvalidValue("solver", "paper", "cannot express messages that wait for their store; use another solver")
     if not problem.stores.is_default:
         raise InvalidValue("solver", "paper", "cannot express several stores; use another solver")
     if profile.data is not None:

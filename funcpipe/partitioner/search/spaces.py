@@ -6,8 +6,9 @@ replicas synchronise. By hand: a global batch of 4 micro-batches can have 1, 2 o
 
 Two things depend on how many stages a plan has, which an option does not know:
 
-- where functions share a store, the bandwidth of each. A space first prices plans as if they had the fewest stages that
-  they may have, which is a lower bound; where that is not enough, it is split, down to one number of stages;
+- where functions share a store, the bandwidth of each, or the requests of an account. A space first prices plans as if
+  they had the fewest stages that they may have, which is a lower bound; where that is not enough, it is split, down to
+  one number of stages;
 - under 1F1B, the memory of a stage and its pace depend on how many stages lie *behind* it. A space first treats every
   stage as if few lay behind it, which is a lower bound; `with_stage_counts` later multiplies the nodes by that number.
   Until then 1F1B and eager 1F1B cost the same, so they share one space and its first look: stages hold fewer
@@ -130,6 +131,8 @@ def spaces(
     for group in _sharing_a_first_look(problem.settings() if settings is None else settings):
         most = min(graph.layers, problem.max_functions // group[0].replicas)
         free = most if cap is None else min(most, int(cap / max(links) / group[0].replicas))
+        if any(store.requests_s is not None for store in (group[0].message_store, group[0].sum_store)):
+            free = 1  # all functions share the requests of an account
         if keep is None and most <= free:
             yield from made.together(group, most)
         else:
@@ -214,7 +217,7 @@ class _Maker:
 
     def _table(self, setting: Setting, workers: int) -> WayTable:
         way = None if setting.sync is None else setting.way
-        shared = setting.sum_store.shared_bytes_s is not None
+        shared = setting.sum_store.shared_bytes_s is not None or setting.sum_store.requests_s is not None
         key = setting.replicas, way, workers if shared else 0, setting.stores.sums
         if key not in self.tables:
             self.tables[key] = way_table(self.loads[0], setting, workers=workers)

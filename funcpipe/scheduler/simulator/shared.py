@@ -25,6 +25,7 @@ from funcpipe.core import Resource
 from funcpipe.scheduler.simulator.compiled_graph import CompiledGraph
 from funcpipe.scheduler.simulator.costs import Costs, LostAttempt
 from funcpipe.scheduler.simulator.disturbances import Disturbances
+from funcpipe.scheduler.simulator.request_queues import UNLIMITED, RequestLimits, RequestQueues
 
 
 class FairShare:
@@ -176,9 +177,15 @@ class SharedSimulator:
     """
 
     def __init__(
-        self, graph: CompiledGraph, costs: Costs, disturbances: Disturbances, lanes: Sequence[Resource]
+        self,
+        graph: CompiledGraph,
+        costs: Costs,
+        disturbances: Disturbances,
+        lanes: Sequence[Resource],
+        limits: RequestLimits = UNLIMITED,
     ) -> None:
         count, workers = len(graph.waits), len(graph.workers)
+        self._requests = RequestQueues(limits)
         self._graph = graph
         self._failures = disturbances.failures
         self._events = EventQueue(count + len(self._failures))
@@ -270,7 +277,8 @@ class SharedSimulator:
         self._room[self._graph.lane[task]] -= 1
         if self._graph.side_by_side[task]:
             self.starts_s[task] = self._now_s
-            self._events.set(self._now_s + self._seconds[task], task)
+            wait_s = self._requests.wait_s(task, self._now_s)
+            self._events.set(self._now_s + wait_s + self._seconds[task], task)
         else:
             self._queue(task)
 
@@ -297,7 +305,8 @@ class SharedSimulator:
             self._computing[worker] = task
             self._start_work(task, self._computes_in(task, worker), seconds * self._processors[task])
         else:
-            self._events.set(self._now_s + seconds, task)
+            wait_s = self._requests.wait_s(task, self._now_s) if task < self._graph.tasks else 0.0
+            self._events.set(self._now_s + wait_s + seconds, task)
 
     def _move_body(self, task: int) -> None:
         if task < self._graph.tasks and self._bytes[task]:

@@ -26,6 +26,7 @@ from funcpipe.scheduler.graph import Graph
 from funcpipe.scheduler.simulator.compiled_graph import CompiledGraph, compile_graph
 from funcpipe.scheduler.simulator.costs import Cost, Costs, Timeline, costs_of
 from funcpipe.scheduler.simulator.disturbances import UNDISTURBED, Disturbances, cold_starts, disturbed
+from funcpipe.scheduler.simulator.request_queues import UNLIMITED, RequestLimits, RequestQueues
 from funcpipe.scheduler.simulator.shared import SharedSimulator
 from funcpipe.scheduler.tasks import RESOURCES, Task
 
@@ -42,8 +43,12 @@ def simulate(
     return play(graph, costs_of(graph, cost), disturbances=disturbances).trace(run=run, step=step)
 
 
-def play(graph: Graph, costs: Costs, *, disturbances: Disturbances = UNDISTURBED) -> Timeline:
+def play(
+    graph: Graph, costs: Costs, *, disturbances: Disturbances = UNDISTURBED, limits: RequestLimits = UNLIMITED
+) -> Timeline:
     """Start each task as soon as its lane lets it (`tasks.Order`), and return when all of them started and ended.
+
+    Requests wait for their store as `limits` say, and that is a part of their tasks.
 
     Raises PlanError if tasks wait for each other, InvalidValue if `disturbances` names workers that do not exist.
     """
@@ -52,12 +57,13 @@ def play(graph: Graph, costs: Costs, *, disturbances: Disturbances = UNDISTURBED
     costs = disturbed(costs, graph, disturbances)
     starting_s = cold_starts(len(compiled.workers), disturbances).tolist()
     if not disturbances.independent:
-        shared = SharedSimulator(compiled, costs, disturbances, [RESOURCES[task.kind] for task in graph.tasks])
+        lanes = [RESOURCES[task.kind] for task in graph.tasks]
+        shared = SharedSimulator(compiled, costs, disturbances, lanes, limits)
         shared.play(starting_s)
         starts_s, ends_s, lost = shared.starts_s, shared.ends_s, tuple(shared.lost)
         attempts = [shared.deaths[worker] for worker in compiled.worker_of]
     else:
-        starts_s, ends_s = IndependentSimulator(compiled, costs).play(starting_s)
+        starts_s, ends_s = IndependentSimulator(compiled, costs, limits).play(starting_s)
         attempts, lost = [0] * compiled.tasks, ()
     _all_ended(graph, compiled, ends_s)
     last = compiled.tasks
@@ -92,8 +98,9 @@ class IndependentSimulator:
         heap (3 s, 1)    take 1: the lane's queue is empty, the play ends          starts 0, 2   ends 2, 3
     """
 
-    def __init__(self, graph: CompiledGraph, costs: Costs) -> None:
+    def __init__(self, graph: CompiledGraph, costs: Costs, limits: RequestLimits = UNLIMITED) -> None:
         count = len(graph.waits)
+        self._requests = RequestQueues(limits) if limits.queues else None
         self._graph = graph
         self._latency_s: list[float] = costs.seconds.tolist()
         self._body_s: list[float] = (costs.alone_s - costs.seconds).tolist()
@@ -156,7 +163,8 @@ class IndependentSimulator:
         self._room[graph.lane[task]] -= 1
         if graph.side_by_side[task]:
             self._starts_s[task] = now_s
-            heappush(self._coming, (now_s + self._latency_s[task], task + len(graph.waits)))
+            let_in_s = now_s if self._requests is None else now_s + self._requests.wait_s(task, now_s)
+            heappush(self._coming, (let_in_s + self._latency_s[task], task + len(graph.waits)))
         else:
             self._queue(task, now_s)
 
@@ -175,4 +183,5 @@ class IndependentSimulator:
             heappush(self._coming, (now_s + self._body_s[task], task))
         else:
             self._starts_s[task] = now_s
-            heappush(self._coming, (now_s + self._whole_s[task], task))
+            let_in_s = now_s if self._requests is None else now_s + self._requests.wait_s(task, now_s)
+            heappush(self._coming, (let_in_s + self._whole_s[task], task))
