@@ -16,6 +16,7 @@ from weights.
 
 import functools
 import hashlib
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from funcpipe.errors import ModelError
-from funcpipe.model.tensors import flatten, is_dense
+from funcpipe.model.tensors import is_dense
 
 
 class Weightless(FakeTensorMode):  # type: ignore[no-untyped-call]
@@ -34,6 +35,7 @@ class Weightless(FakeTensorMode):  # type: ignore[no-untyped-call]
         super().__init__(allow_non_fake_inputs=True)
         self._known: dict[int, tuple[Any, str]] = {}  # by the identity of storages: a weak reference, the fingerprint
         self._depth = 0
+        self._forms: dict[Any, tuple[_Form | None, ...]] = {}  # of results, by operator and forms of what it is given
 
     def empty(self, tensor: Tensor, name: str) -> Tensor:
         """A tensor like `tensor`, which is on the meta device, with the fingerprint of its `name`."""
@@ -56,26 +58,41 @@ class Weightless(FakeTensorMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         if self._depth or func in _FACTS or func.namespace == "prim":
             return super().dispatch(func, types, args, kwargs)
-        written = [leaf for value in _written(func, args, kwargs) for leaf in flatten(value)[0]]
+        written = _flat(_written(func, args, kwargs))
         if any(isinstance(leaf, Tensor) and not isinstance(leaf, FakeTensor) for leaf in written):
             raise ModelError(
                 f"the code writes what follows from weights into a tensor that does not ({func}); make that tensor "
                 "from one that does, such as x.new_zeros(shape) in place of torch.zeros(shape)"
             )
         draws = _draw() if _draws(func, args, kwargs) else 0
-        given = [self.fingerprint(v) if isinstance(v, Tensor) else repr(v) for v in flatten((args, kwargs))[0]]
-        before = {leaf.untyped_storage()._cdata for leaf in flatten((args, kwargs))[0] if isinstance(leaf, Tensor)}
-        self._depth += 1
-        try:
-            result = super().dispatch(func, types, args, kwargs)
-        finally:
-            self._depth -= 1
-        made = [leaf for leaf in flatten(result)[0] if isinstance(leaf, FakeTensor)]
+        leaves = _flat((args, kwargs))
+        given = [self.fingerprint(v) if isinstance(v, Tensor) else repr(v) for v in leaves]
+        before = {leaf.untyped_storage()._cdata for leaf in leaves if isinstance(leaf, Tensor)}
+        result = self._computed(func, types, args, kwargs)
+        made = [leaf for leaf in _flat(result) if isinstance(leaf, FakeTensor)]
         new = [leaf for leaf in made if leaf.untyped_storage()._cdata not in before]
         copied = self._copied(func, args, result)
         for number, leaf in enumerate([*written, *new]):
             if isinstance(leaf, FakeTensor):
                 self._know(leaf, copied or _hash(str(func), draws, given, number))
+        return result
+
+    def _computed(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
+        """The forms of what `func` makes, which are computed once for arguments of the same forms."""
+        key = _form_key(func, args, kwargs)
+        leaves = _flat((args, kwargs))
+        forms = None if key is None else self._forms.get(key)
+        if forms is not None:
+            with torch._C._DisableTorchDispatch():
+                made = [None if form is None else form.made(self, leaves) for form in forms]
+            return made[0] if len(made) == 1 else tuple(made)
+        self._depth += 1
+        try:
+            result = super().dispatch(func, types, args, kwargs)
+        finally:
+            self._depth -= 1
+        if key is not None and (forms := _forms_of(result, leaves)) is not None:
+            self._forms[key] = forms
         return result
 
     def _copied(self, func: Any, args: Any, result: Any) -> str | None:
@@ -97,7 +114,109 @@ class Weightless(FakeTensorMode):  # type: ignore[no-untyped-call]
         self._known[storage._cdata] = StorageWeakRef(storage), found  # type: ignore[no-untyped-call]
 
 
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What an operator returns: its argument of this number, or a view of it if there is a `shape`; or a new tensor."""
+
+    argument: int | None
+    shape: tuple[int, ...] | None = None
+    stride: tuple[int, ...] = ()
+    offset: int = 0
+    dtype: torch.dtype = torch.float32
+
+    def made(self, mode: FakeTensorMode, leaves: list[Any]) -> Tensor:
+        """The result, for the arguments `leaves`."""
+        if self.shape is None:
+            given: Tensor = leaves[self.argument or 0]
+            return given
+        if self.argument is None:
+            plain = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
+        else:
+            storage = leaves[self.argument].untyped_storage()
+            plain = torch.empty(0, dtype=self.dtype, device="meta")
+            plain.set_(storage, self.offset, self.shape, self.stride)
+        return FakeTensor(mode, plain, torch.device("cpu"))
+
+
+def _form_key(func: Any, args: Any, kwargs: Any) -> Any:
+    """The operator with the forms of its arguments, on which alone those of its results depend; None where that is
+    not so, or where it changes more of its arguments than their contents.
+    """
+    if torch.Tag.inplace_view in func.tags or not _is_of_forms(func):
+        return None
+    parts: list[Any] = [func]
+    for leaf in _flat((args, kwargs), marked=True):
+        if not isinstance(leaf, Tensor):
+            parts.append((type(leaf), leaf))
+            continue
+        if not is_dense(leaf) or leaf.dtype.is_complex or leaf.device.type != "cpu":
+            return None
+        if not leaf.dim() and not isinstance(leaf, FakeTensor):
+            return None  # perhaps a number, which is promoted otherwise
+        parts.append((type(leaf), leaf.dtype, tuple(leaf.shape), leaf.stride(), leaf.storage_offset()))
+    try:
+        hash(found := tuple(parts))
+    except TypeError:
+        return None
+    return found
+
+
+@functools.cache
+def _is_of_forms(func: Any) -> bool:
+    other = {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output}
+    return isinstance(func, torch._ops.OpOverload) and func.namespace == "aten" and other.isdisjoint(func.tags)
+
+
+def _forms_of(result: Any, leaves: list[Any]) -> tuple[_Form | None, ...] | None:
+    """The forms of a tensor or of a tuple of several; None for anything else."""
+    if not isinstance(result, FakeTensor) and not (type(result) is tuple and len(result) > 1):
+        return None
+    storages = {leaf.untyped_storage()._cdata: i for i, leaf in enumerate(leaves) if isinstance(leaf, FakeTensor)}
+    forms: list[_Form | None] = []
+    for made in result if type(result) is tuple else (result,):
+        if made is None:
+            forms.append(None)
+            continue
+        same = next((i for i, leaf in enumerate(leaves) if leaf is made), None)
+        if same is not None:
+            forms.append(_Form(same))
+            continue
+        if type(made) is not FakeTensor or made.dtype.is_complex or made.fake_device.type != "cpu":
+            return None
+        where = tuple(made.shape), tuple(made.stride()), int(made.storage_offset()), made.dtype
+        storage = made.untyped_storage()
+        argument = storages.get(storage._cdata)
+        if argument == _NEW or (argument is None and storage.nbytes() != _extent(made)):
+            return None  # two results in one memory, or one of a part of its memory
+        storages.setdefault(storage._cdata, _NEW)
+        forms.append(_Form(argument, *where))
+    return tuple(forms)
+
+
+def _extent(tensor: Tensor) -> int:
+    """The bytes from the beginning of its memory to the end of `tensor`."""
+    last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return (int(tensor.storage_offset()) + last + 1) * tensor.itemsize if tensor.numel() else 0
+
+
+def _flat(value: Any, *, marked: bool = False) -> list[Any]:
+    """The leaves of an operator's arguments or results, which lie in lists, tuples and dicts alone; with marks for
+    these, if that is wanted.
+    """
+    if not isinstance(value, list | tuple | dict):
+        return [value]
+    found: list[Any] = [(type(value), len(value))] if marked else []
+    for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+        if marked and isinstance(value, dict):
+            found.append(name)
+        found += _flat(item, marked=marked)
+    return found
+
+
 _MOST = 10_000
+
+_NEW = -1
+"""In place of the argument whose memory a result lies in."""
 
 _COPIES = frozenset({torch.ops.aten.clone.default, torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default})
 

@@ -23,6 +23,7 @@ from funcpipe.core.accelerator import Work
 from funcpipe.errors import RunError
 from funcpipe.model.graph.node_functions import EXPECTATIONS
 from funcpipe.model.graph.program import Call, Ref, attribute, map_leaves
+from funcpipe.model.graph.repeated import item_kind, module_kind
 from funcpipe.model.split import StageModule
 from funcpipe.model.tensors import fingerprint, flatten, stand_in, storage_id
 from funcpipe.platforms.process import environment
@@ -276,7 +277,7 @@ def layer_fingerprint(stage: StageModule, values: Mapping[str, Tensor]) -> str:
     for i, (name, node) in enumerate(program.placeholders.items()):
         numbers[node] = i
         numbers[name] = i
-    given = [(name in stage.differentiable, _kind(values[name])) for name in (*stage.inputs, *stage.receives)]
+    given = [(name in stage.differentiable, item_kind(values[name])) for name in (*stage.inputs, *stage.receives)]
     for crossing in program.received:
         numbers[crossing.node] = len(numbers)
     for node in program.symbols:
@@ -299,36 +300,10 @@ def _call(stage: StageModule, call: Call, numbers: Mapping[str, int]) -> Any:
 
     target: Any = call.target
     if call.op == "call_module":
-        target = _module(attribute(stage, call.target))
+        target = module_kind(attribute(stage, call.target))
     elif call.op == "get_attr":
-        target = _kind(attribute(stage, call.target))
+        target = item_kind(attribute(stage, call.target))
     elif call.op == "call_function":
         target = (getattr(target, "__module__", ""), str(target))
     arguments = map_leaves(call.args, canonical), map_leaves(dict(call.kwargs), canonical)
     return call.op, target, *arguments, call.no_grad, call.autocast
-
-
-def _kind(item: Any) -> Any:
-    if isinstance(item, Tensor):
-        shared = isinstance(item, nn.Parameter)
-        return str(item.dtype), tuple(item.shape), item.stride(), shared, shared and item.requires_grad
-    return repr(item)
-
-
-def _module(module: nn.Module) -> Any:
-    """Return the class, settings and tensors of a module and its children; other objects by identity."""
-    kept = ("_parameters", "_buffers", "_modules")
-    settings = {name: _setting(item) for name, item in sorted(vars(module).items()) if name not in kept}
-    tensors = [(name, _kind(item)) for own in (module._parameters, module._buffers) for name, item in own.items()]
-    inner = [(name, child and _module(child)) for name, child in module._modules.items()]
-    return id(type(module)), settings, tensors, inner
-
-
-def _setting(item: Any) -> Any:
-    if isinstance(item, bool | int | float | complex | str | bytes | type(None)):
-        return item
-    if isinstance(item, tuple | list | set | frozenset):
-        return type(item).__name__, [_setting(part) for part in item]
-    if isinstance(item, dict):
-        return [(repr(key), _setting(part)) for key, part in item.items()]
-    return _kind(item) if isinstance(item, Tensor) else id(item)

@@ -161,6 +161,7 @@ class _GraphBuilder:
             raise BatchDependent(str(error), *_blamed(one, two)) from None
         node = self.graph.create_node(one.op, one.target, tuple(args), dict(kwargs))
         node.meta["call"] = one.call
+        node.meta["path"] = one.path
         node.meta["no_grad"] = one.no_grad
         node.meta["autocast"] = one.autocast
         self.nodes[one.name] = node

@@ -77,7 +77,9 @@ def _trace(request: TraceRequest, numbers: Sequence[dict[str, Any]]) -> Traced:
         module = RecordedModule(request.model, graph, class_name=type(request.model).__name__)
     modules = dict(request.model.named_modules(remove_duplicate=False))
     for node in graph.nodes:
-        node.meta["call"] = innermost(node.meta.get("nn_module_stack", {}), request, modules)
+        stack = node.meta.get("nn_module_stack", {})
+        node.meta["call"] = innermost(stack, request, modules)
+        node.meta["path"] = next((path for path, _ in reversed(stack.values())), "")
     (output,) = [node for node in graph.nodes if node.op == "output"]
     return Traced(module, tuple(output.args[0]), tracer.output_tree, tracer.notes)
 

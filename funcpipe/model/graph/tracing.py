@@ -37,7 +37,7 @@ from funcpipe.model.graph.eager_graph import trace_eager
 from funcpipe.model.graph.eager_tracer import NonTorchRandomness
 from funcpipe.model.graph.equivalence import Example, compare, example
 from funcpipe.model.graph.fx_tracer import trace_fx
-from funcpipe.model.graph.inputs import Collated, holds, needed_guards, signature_of
+from funcpipe.model.graph.inputs import Collated, Signature, holds, needed_guards, signature_of
 from funcpipe.model.graph.isolation import forward_only, preserve_state, tried_in_turn
 from funcpipe.model.graph.model_checks import check_model, tied_names
 from funcpipe.model.graph.modes import WAS_IN_EVAL_MODE, check_modes, evaluation_mode, training_mode
@@ -45,6 +45,7 @@ from funcpipe.model.graph.observations import NodeRecord, difference_of
 from funcpipe.model.graph.patches import as_if_exporting, transparent_checkpoints, without_torch_logs
 from funcpipe.model.graph.program import attribute, autocast_to
 from funcpipe.model.graph.python_state import read_state
+from funcpipe.model.graph.repeated import RepeatedBlocks, made_whole, repeated_blocks, shortened
 from funcpipe.model.graph.running_statistics import changed_buffers, within_blocks
 from funcpipe.model.graph.runs import CollatedRuns, CutRuns, ExampleSet, Runs
 from funcpipe.model.graph.symbols import Symbols
@@ -82,41 +83,104 @@ def trace(
     check_model(model, blocks)
     check_modes(model, training=training)
     mode_notes = (WAS_IN_EVAL_MODE,) if training and not model.training else ()
+    called = _Called(model, signature, inputs, collated, tuple(blocks))
     with training_mode(model) if training else evaluation_mode(model), autocast_to(precision, cached=False):
-        start = read_state(model)
-        called = (model, signature, inputs)
-        runs = CutRuns(*called) if collated is None else CollatedRuns(*called, collated)
+        graph = _by_repeated_blocks(called) or _layer_graph(called)
+        assert graph is not None
+    graph = replace(graph, notes=(*mode_notes, *graph.notes), precision=precision)
+    _log_notes(graph, set() if logged_notes is None else logged_notes, logging.WARNING if training else logging.DEBUG)
+    return graph
+
+
+@dataclass(frozen=True)
+class _Called:
+    """A model, and what it is traced with."""
+
+    model: nn.Module
+    signature: Signature
+    inputs: Mapping[str, Tensor]
+    collated: Collated | None
+    blocks: tuple[str, ...]
+
+    def runs(self) -> Runs:
+        """The model's own runs on small batches."""
+        given = (self.model, self.signature, self.inputs)
+        return CutRuns(*given) if self.collated is None else CollatedRuns(*given, self.collated)
+
+
+def _by_repeated_blocks(called: _Called) -> LayerGraph | None:
+    """The layers, of which few blocks of each kind were traced; None if the model has no such blocks, or if they do
+    not stand for the others.
+    """
+    lists = repeated_blocks(called.model) if is_weightless(called.model) and not called.blocks else ()
+    if not lists:
+        return None
+    try:
+        return _layer_graph(called, lists)
+    except Exception as error:  # noqa: BLE001 - code may refuse to run with fewer blocks; all of them are tried next
+        _log.debug("%s with fewer blocks: %s", type(called.model).__name__, error)
+        return None
+
+
+def _layer_graph(called: _Called, lists: Sequence[RepeatedBlocks] = ()) -> LayerGraph | None:
+    """The layers, by a graph that agrees with the model; if all blocks but three of these lists are left out at first,
+    None if those three do not stand for the others.
+    """
+    model, signature, inputs = called.model, called.signature, called.inputs
+    with shortened(model, lists):
+        start, runs = read_state(model), called.runs()
         changed = {name for one in runs.pair for name in (*one.result.buffers, *one.result.written)}
-        ties = tied_names(model, changed)
-        buffers = changed_buffers(model, signature, runs.pair, ties)
+        buffers = changed_buffers(model, signature, runs.pair, tied_names(model, changed))
         carried, runs.later = carried_state(model, signature, start, runs.pair, buffers.others, runs.batches)
         request = TraceRequest(
             model,
             signature,
             (runs.first.inputs, runs.first.inputs),
             (runs.first.samples, runs.first.samples),
-            closed_blocks(model, (*blocks, *carried.blocks)),
+            closed_blocks(model, (*called.blocks, *carried.blocks)),
             runs.saves_tensors,
             frozenset(changed),
         )
         found, attempts = _traced(request, runs)
-        buffers = within_blocks(model, buffers, found.request.blocks)
-        carried = replace(carried, buffers=buffers.others, statistics=buffers.reason)
-        graph = assemble(found.request, found.traced, found.runs, found.symbols, inputs, runs.batched, carried.blocks)
-        graph = replace(
-            graph,
-            statistics=buffers.statistics,
-            tied_names=ties,
-            carried=carried,
-            attempts=attempts,
-            notes=(*mode_notes, *graph.notes, *found.notes, *carried.notes),
-            compared=found.compared,
-            blocks=tuple(sorted(found.request.blocks)),
-            precision=precision,
-        )
-        graph = replace(graph, notes=(*graph.notes, *one_layer_note(graph)))
-    _log_notes(graph, set() if logged_notes is None else logged_notes, logging.WARNING if training else logging.DEBUG)
-    return graph
+    if lists:
+        whole = None if changed or runs.later or found.request.blocks else _made_whole(found, runs.first, lists)
+        if whole is None:
+            return None
+        found = whole
+    buffers = within_blocks(model, buffers, found.request.blocks)
+    carried = replace(carried, buffers=buffers.others, statistics=buffers.reason)
+    graph = assemble(found.request, found.traced, found.runs, found.symbols, inputs, runs.batched, carried.blocks)
+    graph = replace(
+        graph,
+        statistics=buffers.statistics,
+        tied_names=tied_names(model, changed),
+        carried=carried,
+        attempts=attempts,
+        notes=(*graph.notes, *found.notes, *carried.notes),
+        compared=found.compared,
+        blocks=tuple(sorted(found.request.blocks)),
+    )
+    return replace(graph, notes=(*graph.notes, *one_layer_note(graph)))
+
+
+def _made_whole(found: "_Found", first: Example, lists: Sequence[RepeatedBlocks]) -> "_Found | None":
+    """`found`, with all blocks, if it agrees with a forward and a backward of the whole model; None if it does not."""
+    request, whole = found.request, made_whole(found.traced, found.runs, found.request.model, lists)
+    if whole is None:
+        return None
+    traced, runs = whole
+    expected = example(
+        *(request.model, request.signature, first.inputs),
+        seed=first.seed,
+        backward=True,
+        saves_tensors=first.saves_tensors,
+        samples=first.samples,
+    )
+    (records,), difference = compare(traced, request.model, [expected])
+    if difference is not None or records is None:
+        return None
+    agrees = all(records[name].leaves == record.leaves for name, record in runs[0].items())
+    return replace(found, traced=traced, runs=runs) if agrees else None
 
 
 def _log_notes(graph: LayerGraph, logged: set[str], level: int) -> None:
