@@ -109,7 +109,8 @@ class Planning:
             micro_batch: The samples that a function computes on at once.
             sample_target: With a target, the loss is measured too.
             layers: Light layers are merged until so many are left.
-            repeats: Layers are timed so often, and more often on a busy machine.
+            repeats: Layers are timed so often, and more often on a busy machine. With 0 they are not timed: seconds
+                follow from their operations and bytes, by the rates of this machine's processor.
             dataset: With the dataset for `train`, loading is measured too.
             on: An open site: layers are timed in functions of every size of its platform.
             max_usd: The most that these functions may cost, in dollars.

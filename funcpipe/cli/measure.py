@@ -63,7 +63,7 @@ _MEASURING = (
             f"--data {FACTORY}", "factory that returns the dataset to train on, or its URL: loading is measured too"
         ),
         option("--micro-batch N", "samples per micro-batch", whole(), 4),
-        setting("model.repeats N", "how many times to time each layer", whole(), 5),
+        setting("model.repeats N", "how many times to time each layer; 0: estimate by operations", whole(0), 5),
         setting("model.layers N", "fold light layers until N are left", whole(), PROFILED_LAYERS),
         training.BLOCKS,
         training.TEACHERS,

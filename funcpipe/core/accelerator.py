@@ -61,6 +61,17 @@ class Accelerator:
     def __post_init__(self) -> None:
         checks.all_positive(self, "memory_mb", "vcpu_equivalents", "fp32_tflop_s", "bf16_tflop_s", "memory_gb_s")
 
+    @classmethod
+    def measured(cls, name: str, *, flop_s: float, bytes_s: float, memory_mb: int) -> "Accelerator":
+        """A device that was seen to do so many operations, and to move so many bytes, a second."""
+        return cls(
+            name=name,
+            memory_mb=memory_mb,
+            vcpu_equivalents=1.0,
+            fp32_tflop_s=flop_s / 1e12 / ARITHMETIC,
+            memory_gb_s=bytes_s / 1e9 / MEMORY,
+        )
+
     def seconds(self, work: Work, precision: Precision) -> float | None:
         """Return the seconds that `work` takes: products are bound by arithmetic or by memory, the rest by memory.
         None where rates are not known.

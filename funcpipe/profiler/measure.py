@@ -112,8 +112,8 @@ def measure_here(stage: StageModule, values: Mapping[str, Tensor], loss: Loss | 
     Output gradients are ones. As in training, gradients are accumulated in the parameters, and several forward passes
     precede their backward passes, so that the tensors they saved have left the processor's cache.
     """
-    forward_work, backward_work = _work(_Trial(stage, values, loss))
-    trial = _Trial(stage, values, loss)
+    forward_work, backward_work = work_of(Trial(stage, values, loss))
+    trial = Trial(stage, values, loss)
     _, forward_peak, kept = live_bytes(trial.forward)
     trial.make_output_gradients()
     _, backward_peak, left = live_bytes(trial.backward)
@@ -121,10 +121,10 @@ def measure_here(stage: StageModule, values: Mapping[str, Tensor], loss: Loss | 
     forward_s: list[float] = []
     backward_s: list[float] = []
     in_flight = min(repeats, 1 + _CACHE_BYTES // max(kept, 1))
-    trials: deque[_Trial] = deque()
+    trials: deque[Trial] = deque()
     while len(forward_s) < repeats:
         for _ in range(min(in_flight, repeats - len(forward_s))):
-            trials.append(_Trial(stage, values, loss))
+            trials.append(Trial(stage, values, loss))
             forward_s.append(_seconds(trials[-1].forward))
         while trials:
             trials[0].make_output_gradients()
@@ -138,7 +138,8 @@ def measure_here(stage: StageModule, values: Mapping[str, Tensor], loss: Loss | 
     )
 
 
-def _work(trial: "_Trial") -> tuple[Work, Work]:
+def work_of(trial: "Trial") -> tuple[Work, Work]:
+    """Run a layer once, and return the work of its forward and of its backward."""
     with WorkCounter() as forward:
         trial.forward()
     trial.make_output_gradients()
@@ -147,7 +148,7 @@ def _work(trial: "_Trial") -> tuple[Work, Work]:
     return forward.work, backward.work
 
 
-class _Trial:
+class Trial:
     """One forward and backward pass of a layer: `forward`, `make_output_gradients`, `backward`, in this order."""
 
     def __init__(self, stage: StageModule, values: Mapping[str, Tensor], loss: Loss | None) -> None:

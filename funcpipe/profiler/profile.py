@@ -20,6 +20,7 @@ from funcpipe.model.split.bundle import dump_stage, imported_modules
 from funcpipe.model.split.cut import stage_of
 from funcpipe.model.tensors import one_thread, stand_in, storage_id
 from funcpipe.profiler import REPEATS
+from funcpipe.profiler.estimate import estimator
 from funcpipe.profiler.measure import (
     LayerRun,
     Loss,
@@ -195,19 +196,23 @@ def profile(
     """Measure the layers of `graph`, with one thread, on `micro_batch` samples cut or repeated from the sample.
 
     The sample is one micro-batch itself if it is `whole`; raises DataError where it cannot be cut otherwise.
-    Seconds are the median of `repeats` runs. `on` measures them in functions of every size; without it they are
-    measured in this process and divided by the vCPUs of each size, which is marked as an estimate unless the platform
-    is the local one. Equal layers are measured once. `loss` turns the model's output into a number; its time counts as
-    part of the last layer. `progress` is called with each layer's name and the share of layers done.
+    Seconds are the median of `repeats` runs; with none, they are estimated from operations and bytes. `on` measures
+    them in functions of every size; without it they are measured in this process and divided by the vCPUs of each size,
+    which is marked as an estimate unless the platform is the local one. Equal layers are measured once. `loss` turns
+    the model's output into a number; its time counts as part of the last layer. `progress` is called with each layer's
+    name and the share of layers done.
     """
-    checks.at_least("repeats", repeats, 1)
+    checks.at_least("repeats", repeats, 0 if on is None else 1)
     given = graph.signature.bind(sample, sample_kwargs)
     values = given if whole else cut_sample(graph, given, micro_batch)
     builder = ProfileBuilder(graph, len(spec.sizes), dict(values))
-    time = on or local_timer(spec)
+    time = on or (local_timer(spec) if repeats else estimator(spec))
 
     def measure(stage: StageModule, given: dict[str, Tensor]) -> Timing:
-        return time(stage, given, loss, repeats)
+        with with_contents(stage) if repeats else contextlib.nullcontext():
+            found = time(stage, stand_in(given) if repeats else given, loss, repeats)
+            stage.zero_grad()
+        return found
 
     def run(stage: StageModule, given: dict[str, Tensor]) -> LayerRun:
         with _undisturbed(graph.module), contextlib.nullcontext() if whole else cutting(graph, micro_batch):
@@ -233,7 +238,7 @@ def profile(
             TiedParameter(name=tie.names[0], layers=tie.layers, parameter_bytes=tie.bytes) for tie in graph.ties
         ),
         carried=graph.carried.names,
-        estimated=on is None and spec.name != "local",
+        estimated=on is None and (spec.name != "local" or not repeats),
         blocks=graph.blocks,
         precision=graph.precision,
         output_bytes=builder.output_bytes,
@@ -262,9 +267,7 @@ def _measured(
         run = run_once(stage, values)
         fingerprint = layer_fingerprint(stage, values)
         if fingerprint not in known:
-            with with_contents(stage):
-                known[fingerprint] = layer.name, measure(stage, stand_in(values))
-                stage.zero_grad()
+            known[fingerprint] = layer.name, measure(stage, values)
         else:
             builder.timed_as[layer.name] = known[fingerprint][0]
         builder.add_layer(run, known[fingerprint][1])

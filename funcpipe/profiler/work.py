@@ -16,7 +16,7 @@ _aten = torch.ops.aten
 _FREE = frozenset(
     [_aten._unsafe_view, _aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided]
 )
-"""Operators that read and write nothing, beside views."""
+"""Operators that read and write nothing, beside views and those (prim) that tell where a tensor without contents is."""
 
 
 class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -43,7 +43,7 @@ class WorkCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if flop is not None:
             self._flop += flop(*args, **kwargs, out_val=result)
             self._dense_bytes += moved
-        elif operator not in _FREE and not (is_plain and func.is_view):
+        elif operator not in _FREE and not (is_plain and (func.is_view or func.namespace == "prim")):
             self._other_bytes += moved
         return result
 

@@ -134,7 +134,7 @@ MISTAKES = {
     f"{PROFILE} --micro-batch 1.5": WHOLE,
     f"{PROFILE} --micro-batch x": WHOLE,
     f"{PROFILE} --micro-batch 99999999999999999999999": WHOLE,
-    f"{PROFILE} --set model.repeats=0": WHOLE,
+    f"{PROFILE} --set model.repeats=-1": WHOLE,
     f"{PROFILE} --set model.layers=-2": WHOLE,
     f"{PROFILE} --on local --max-usd nan": ABOVE,
     f"{PROFILE} --on local --max-usd -1": ABOVE,

@@ -51,7 +51,7 @@ MISTAKES: dict[str, tuple[Callable[[FuncPipe], object], str]] = {
     "no sample": (lambda p: p.profile(None), "sample_inputs must be one micro-batch of inputs"),  # type: ignore[arg-type]
     "factory of samples": (lambda p: p.profile(small.sample), "must be one micro-batch"),  # type: ignore[arg-type]
     "micro-batch": (lambda p: p.profile(small.sample(), micro_batch=-3), "micro_batch must be a whole number"),
-    "repeats": (lambda p: p.profile(small.sample(), repeats=0), "repeats must be a whole number"),
+    "repeats": (lambda p: p.profile(small.sample(), repeats=-1), "repeats must be a whole number"),
     "platform": (lambda p: p.profile(small.sample(), platform="mars"), "platform must be one of"),
     "no platform": (lambda p: p.profile(small.sample(), platform=3), "must be a PlatformSpec"),  # type: ignore[arg-type]
     "on": (lambda p: p.profile(small.sample(), on="local"), "with open_site"),  # type: ignore[arg-type]

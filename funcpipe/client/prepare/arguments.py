@@ -182,8 +182,12 @@ def check_profiling(sample: object, on: object, *, micro_batch: int, repeats: in
         raise InvalidValue("sample_inputs", sample, rule)
     if on is not None and not isinstance(on, Site):
         raise InvalidValue("on", on, "must be an open Site: with open_site('local') as site: profile(…, on=site)")
-    for field, value in (("micro_batch", micro_batch), ("repeats", repeats), ("layers", layers)):
-        checks.whole(field, value, 1)
+    for field, value, least in (
+        ("micro_batch", micro_batch, 1),
+        ("repeats", repeats, on is not None),
+        ("layers", layers, 1),
+    ):
+        checks.whole(field, value, int(least))
 
 
 def check_planning(pins: object, time_limit_s: float | None, simulated_plans: int, policy: str, solver: str) -> None:
