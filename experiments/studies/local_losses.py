@@ -6,10 +6,10 @@ which each replica takes its share. H = 1 is plain training, whatever the number
 
     python -m experiments.studies.local_losses --output out/local_losses.json
 
-The runs kept in `local_losses.json` took 23 processor minutes. Those that an output holds already are not run again, so
-that a call can be interrupted. First, the outer learning rate and momentum of each task are chosen by runs with a seed
-of their own; where replicas meet only once, in the end, they take the mean. Tables and figure:
-`experiments.studies.local_losses_report`.
+The runs kept in `local_losses.json` took 23 processor minutes, those in fragments or with a delay 14 on a slower
+machine. Those that an output holds already are not run again, so that a call can be interrupted. First, the outer
+learning rate and momentum of each task are chosen by runs with a seed of their own; where replicas meet only once, in
+the end, they take the mean. Tables and figure: `experiments.studies.local_losses_report`.
 """
 
 import argparse
@@ -22,9 +22,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from experiments.studies.local_losses_tasks import TASKS, train, unseen_loss
 from funcpipe.core import END
+from funcpipe.core.rounds import fragment_numbers
 from funcpipe.training.plain_rounds import LocalSteps
 
 KEPT = Path(__file__).with_suffix(".json")
@@ -37,6 +39,10 @@ TUNING_SEED = 100
 TUNED_AT = 8
 OUTER = tuple(itertools.product((1.0, 0.7), (0.0, 0.5, 0.9)))
 """The outer learning rates and momenta that are tried."""
+PARTS = ((1, 0), (1, 1), (1, 3), (4, 0), (4, 1), (4, 3))
+"""The fragments and delays that are compared; the first is the headline's."""
+IN_PARTS = {"transformer": (8, 32), "characters": (8,)}
+"""The H with which they are, by task."""
 THINNED = 4
 """The number of steps whose mean loss is kept."""
 
@@ -51,11 +57,25 @@ class Setting:
     sync_every: int | str
     outer_lr: float = 1.0
     outer_momentum: float = 0.0
+    fragments: int = 1
+    delay: int = 0
 
-    @property
-    def local(self) -> LocalSteps:
-        every = None if isinstance(self.sync_every, str) else self.sync_every
-        return LocalSteps(sync_every=every, outer_lr=self.outer_lr, outer_momentum=self.outer_momentum)
+    def local(self, model: nn.Module) -> LocalSteps:
+        return LocalSteps(
+            sync_every=None if isinstance(self.sync_every, str) else self.sync_every,
+            outer_lr=self.outer_lr,
+            outer_momentum=self.outer_momentum,
+            fragments=self.fragments,
+            fragment_of=fragment_of(model, self.fragments),
+            delay=self.delay,
+        )
+
+
+def fragment_of(model: nn.Module, fragments: int) -> dict[str, int]:
+    """The fragment of each parameter, where one stage has all of the model."""
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    numbers = fragment_numbers([parameter.numel() for parameter in parameters], fragments)
+    return dict(zip(names, numbers, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +111,7 @@ def main() -> None:
 
 def wanted(tasks: Sequence[str], results: Mapping[Setting, Result]) -> Iterator[Setting]:
     """Yield the settings that have no result yet, in order; those after tuning depend on its results."""
-    for phase in (tuning, headline, other_replicas, plain_means):
+    for phase in (tuning, headline, other_replicas, plain_means, in_parts):
         for task in tasks:
             yield from (setting for setting in phase(task, results) if setting not in results)
 
@@ -143,11 +163,29 @@ def plain_means(task: str, results: Mapping[Setting, Result]) -> Iterator[Settin
         yield Setting(task=task, seed=seed, replicas=HEADLINE, sync_every=every)
 
 
+def in_parts(task: str, results: Mapping[Setting, Result]) -> Iterator[Setting]:
+    """Three of the headline's seeds, as tuned, with each number of fragments and each delay that a plan may have."""
+    lr, momentum = tuned(task, results)
+    for every, (fragments, delay), seed in itertools.product(IN_PARTS.get(task, ()), PARTS, SEEDS[:3]):
+        if delay * fragments < every:
+            yield Setting(
+                task=task,
+                seed=seed,
+                replicas=HEADLINE,
+                sync_every=every,
+                outer_lr=lr,
+                outer_momentum=momentum,
+                fragments=fragments,
+                delay=delay,
+            )
+
+
 def run(setting: Setting) -> Result:
     """Train, then look at unseen data."""
     task = TASKS[setting.task]
+    local = setting.local(task.model(setting.seed))
     began_s = time.process_time()
-    model, losses = train(task, setting.seed, setting.replicas, setting.local)
+    model, losses = train(task, setting.seed, setting.replicas, local)
     cpu_s = time.process_time() - began_s
     unseen, accuracy = unseen_loss(task, model)
     parts = (losses[first : first + THINNED] for first in range(0, len(losses), THINNED))

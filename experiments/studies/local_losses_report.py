@@ -3,7 +3,8 @@
     python -m experiments.studies.local_losses_report --figure docs/local_losses.png
 
 Losses are trained; seconds and dollars are predicted, for AWS Lambda: those of the best plan of each model with these
-replicas and this H, where an hour is worth $3.84. `--predict` profiles the models and plans anew.
+replicas and this H, where an hour is worth $3.84. `--predict` profiles the models and plans anew. The last column of
+the figure, and the last table, are what `experiments.studies.local_steps_executed` has executed.
 """
 
 import argparse
@@ -14,11 +15,16 @@ import statistics
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from experiments.studies.local_losses import (
     HEADLINE,
+    IN_PARTS,
     KEPT,
     OUTER,
+    PARTS,
     REPLICAS,
     SYNC_EVERY,
     THINNED,
@@ -26,6 +32,7 @@ from experiments.studies.local_losses import (
     Results,
     Setting,
     headline,
+    in_parts,
     other_replicas,
     plain_means,
     read_results,
@@ -33,6 +40,8 @@ from experiments.studies.local_losses import (
     tuning,
 )
 from experiments.studies.local_losses_tasks import TASKS
+from experiments.studies.local_steps_executed import KEPT as EXECUTED
+from experiments.studies.local_steps_executed import Learned, read_learned
 from funcpipe import FuncPipe
 from funcpipe.core import TrainingSpec
 from funcpipe.partitioner.optimize import optimize
@@ -40,6 +49,11 @@ from funcpipe.platforms.catalog import load_spec
 
 TIME_VALUE = 3.84  # dollars an hour, as in docs/results.md
 PREDICTED = KEPT.with_stem("local_losses_predicted")
+KINDS: dict[str, Callable[[Result], float]] = {
+    "training": lambda result: result.last,
+    "unseen": lambda result: result.unseen,
+    "accuracy": lambda result: 100 * result.accuracy,
+}
 COLOURS = dict(zip(SYNC_EVERY, ("tab:blue", "tab:cyan", "tab:green", "tab:orange", "tab:red"), strict=True))
 
 
@@ -70,11 +84,13 @@ def main() -> None:
         PREDICTED.write_text(f"[\n{lines}\n]\n")
     results = read_results(options.input)
     predicted = read_predicted(PREDICTED)
-    for table in (tuning_table, headline_table, replicas_table, plain_table):
+    executed = list(read_learned(EXECUTED))
+    for table in (tuning_table, headline_table, replicas_table, plain_table, parts_table):
         print("\n".join(table(results)) + "\n")
-    print("\n".join(equal_table(results, predicted)))
+    print("\n".join(equal_table(results, predicted)) + "\n")
+    print("\n".join(executed_table(executed)))
     if options.figure:
-        draw(results, predicted, options.figure)
+        draw(results, predicted, executed, options.figure)
 
 
 def predict(name: str) -> Iterator[Predicted]:
@@ -121,19 +137,22 @@ def headline_table(results: Results) -> Iterator[str]:
     """Over seeds: plain training's losses, and what each H adds to them in pairs."""
     yield "| task | loss | H = 1 | " + " | ".join(f"{name_of(every)} adds" for every in SYNC_EVERY[1:]) + " |"
     yield "|---|---|" + "--:|" * len(SYNC_EVERY)
-    kinds: dict[str, Callable[[Result], float]] = {
-        "training": lambda result: result.last,
-        "unseen": lambda result: result.unseen,
-        "accuracy": lambda result: 100 * result.accuracy,
-    }
-    for task, (kind, value) in itertools.product(TASKS, kinds.items()):
+    for task, (kind, value) in itertools.product(TASKS, KINDS.items()):
         found = {every: of_seeds(task, results, every, value) for every in SYNC_EVERY}
         digits = 1 if kind == "accuracy" else 4
-        cells = [f"{statistics.fmean(found[1]):.{digits}f} ± {spread(found[1]):.{digits}f}"]
-        for every in SYNC_EVERY[1:]:
-            pairs = [b - a for a, b in zip(found[1], found[every], strict=True)]
-            cells.append(f"{statistics.fmean(pairs):+.{digits}f} ± {spread(pairs):.{digits}f}")
+        cells = [plain_and_spread(found[1], digits), *(added(found[1], found[h], digits) for h in SYNC_EVERY[1:])]
         yield f"| {task} | {kind}{', %' * (kind == 'accuracy')} | " + " | ".join(cells) + " |"
+
+
+def plain_and_spread(values: Sequence[float], digits: int = 4) -> str:
+    """The mean and the standard deviation."""
+    return f"{statistics.fmean(values):.{digits}f} ± {spread(values):.{digits}f}"
+
+
+def added(before: Sequence[float], after: Sequence[float], digits: int = 4) -> str:
+    """The mean difference of pairs, with its sign, and its standard deviation."""
+    pairs = [b - a for a, b in zip(before, after, strict=True)]
+    return f"{statistics.fmean(pairs):+.{digits}f} ± {spread(pairs):.{digits}f}"
 
 
 def of_seeds(task: str, results: Results, sync_every: int | str, value: Callable[[Result], float]) -> list[float]:
@@ -171,6 +190,30 @@ def plain_table(results: Results) -> Iterator[str]:
                 statistics.fmean(column) for column in zip(*((a.unseen, b.unseen) for a, b in pairs), strict=True)
             )
             yield f"| {task} | {every} | " + " | ".join(f"{value:.4f}" for value in values) + " |"
+
+
+def parts_table(results: Results) -> Iterator[str]:
+    """Over seeds: losses of whole meetings at once, and what each number of fragments and delay adds in pairs.
+
+    A cell is "–" where no plan may have both, and empty where not all seeds were run.
+    """
+    titles = (f"F {fragments}, k {delay} adds" for fragments, delay in PARTS[1:])
+    yield "| task | H | loss | F 1, k 0 | " + " | ".join(titles) + " |"
+    yield "|---|--:|---|" + "--:|" * len(PARTS)
+    for task, rounds in IN_PARTS.items():
+        for every, kind in itertools.product(rounds, ("training", "unseen")):
+            found = {part: list[float]() for part in PARTS}
+            wanted = [s for s in in_parts(task, results) if s.sync_every == every]
+            for setting in wanted:
+                if setting in results:
+                    found[setting.fragments, setting.delay].append(KINDS[kind](results[setting]))
+            allowed = {(setting.fragments, setting.delay) for setting in wanted}
+            whole = found[PARTS[0]]
+            cells = [
+                ("" if part in allowed else "–") if len(found[part]) < len(whole) else added(whole, found[part])
+                for part in PARTS[1:]
+            ]
+            yield f"| {task} | {every} | {kind} | " + " | ".join([plain_and_spread(whole), *cells]) + " |"
 
 
 def replaced(setting: Setting, lr: float, momentum: float) -> Setting:
@@ -230,6 +273,32 @@ def equal_table(results: Results, predicted: Predictions) -> Iterator[str]:
             yield f"| {name} | {title} | " + " | ".join(cells) + " |"
 
 
+def executed_table(runs: Sequence[Learned]) -> Iterator[str]:
+    """What runs with H took and cost, and their unseen losses after equal steps, equal time and for equal money."""
+    yield "| | " + " | ".join(name_of(run.sync_every) for run in runs) + " |"
+    yield "|---|" + "--:|" * len(runs)
+    steps = runs[0].points[-1].step
+    least_s = min(run.points[-1].run_s for run in runs)
+    least_usd = min(run.points[-1].run_usd for run in runs)
+    rows = {
+        f"s of the run, {steps} steps": [f"{run.points[-1].run_s:.1f}" for run in runs],
+        "s predicted, of steps alone": [f"{steps * run.predicted_s:.1f}" for run in runs],
+        "$ billed": [f"{run.bill_usd:.5f}" for run in runs],
+        "$ predicted, of steps alone": [f"{steps * run.predicted_usd:.5f}" for run in runs],
+        f"loss after {steps} steps": [f"{run.points[-1].loss:.3f}" for run in runs],
+        f"loss after {least_s:.0f} s": [f"{loss_at(run, 'run_s', least_s):.3f}" for run in runs],
+        f"loss after ${least_usd:.5f}": [f"{loss_at(run, 'run_usd', least_usd):.3f}" for run in runs],
+    }
+    for title, cells in rows.items():
+        yield f"| {title} | " + " | ".join(cells) + " |"
+
+
+def loss_at(run: Learned, unit: str, amount: float) -> float:
+    """The loss at so many seconds or dollars, between two validations on the line through both."""
+    places = [getattr(point, unit) for point in run.points]
+    return float(np.interp(amount, places, [point.loss for point in run.points]))
+
+
 def name_of(sync_every: int | str) -> str:
     return f"H = {sync_every}"
 
@@ -238,15 +307,15 @@ def batched(items: Sequence[Setting], size: int) -> Iterator[Sequence[Setting]]:
     return (items[first : first + size] for first in range(0, len(items), size))
 
 
-def draw(results: Results, predicted: Predictions, path: Path) -> None:
-    """For each task the mean curve of each H between the least and the greatest of all seeds."""
+def draw(results: Results, predicted: Predictions, executed: Sequence[Learned], path: Path) -> None:
+    """For each task the mean curve of each H between the least and the greatest seed; then what was executed."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(3, len(TASKS), figsize=(4 * len(TASKS), 9), squeeze=False)
-    for (name, task), column in zip(TASKS.items(), axes.T, strict=True):
+    figure, axes = plt.subplots(3, len(TASKS) + 1, figsize=(4 * len(TASKS) + 4, 9), squeeze=False)
+    for (name, task), column in zip(TASKS.items(), axes.T[:-1], strict=True):
         column[0].set_title(name)
         for way in WAYS:
             one, line = predicted[name, *way], curve(name, results, way[1])
@@ -268,9 +337,29 @@ def draw(results: Results, predicted: Predictions, path: Path) -> None:
                 axis.plot(x, line.losses, color=COLOURS[way[1]], label=f"{HEADLINE} replicas, {name_of(way[1])}")
                 axis.fill_between(x, line.lowest, line.highest, color=COLOURS[way[1]], alpha=0.15)
     axes[1][0].legend(fontsize="small")
+    draw_executed(executed, list(axes.T[-1]))
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=90)
+
+
+def draw_executed(runs: Sequence[Learned], column: Sequence[Any]) -> None:
+    """Unseen losses over samples, and over the seconds and dollars of the run; dotted as predicted for its steps."""
+    column[0].set_title(f"executed, 2 stages of {HEADLINE} replicas")
+    for run in runs:
+        losses, steps = [point.loss for point in run.points], [point.step for point in run.points]
+        units = {
+            "samples": ([run.global_batch * step for step in steps], None),
+            "seconds of the run": ([point.run_s for point in run.points], run.predicted_s),
+            "dollars of the run": ([point.run_usd for point in run.points], run.predicted_usd),
+        }
+        for (unit, (x, each)), axis in zip(units.items(), column, strict=True):
+            axis.set(xlabel=unit, ylabel="unseen loss")
+            axis.locator_params(axis="x", nbins=4)
+            axis.plot(x, losses, color=COLOURS[run.sync_every], label=name_of(run.sync_every))
+            if each is not None:
+                axis.plot([each * step for step in steps], losses, ":", color=COLOURS[run.sync_every])
+    column[1].legend(fontsize="small", title="dotted: as predicted")
 
 
 if __name__ == "__main__":

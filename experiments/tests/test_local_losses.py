@@ -11,6 +11,7 @@ from torch.utils.data import TensorDataset
 
 from experiments.studies import local_losses_report as report
 from experiments.studies.local_losses import (
+    IN_PARTS,
     KEPT,
     OUTER,
     REPLICAS,
@@ -19,14 +20,21 @@ from experiments.studies.local_losses import (
     Result,
     Results,
     Setting,
+    fragment_of,
+    headline,
+    in_parts,
     read_results,
     tuned,
     wanted,
     write_results,
 )
 from experiments.studies.local_losses_tasks import TASKS, Task, step_means, train
-from funcpipe.core import END
+from experiments.studies.local_steps_executed import read_learned
+from funcpipe.core import END, Plan, ScheduleKind, Stage, Sync, Wire
+from funcpipe.core.round_checks import check_meetings
+from funcpipe.model.graph import trace
 from funcpipe.training.batches import Step
+from funcpipe.training.fragments import fragments_by_name
 from funcpipe.training.plain_rounds import LocalSteps
 
 PAGE = Path(__file__).parents[2] / "docs/local_steps.md"
@@ -97,7 +105,7 @@ def made_up(setting: Setting) -> Result:
     """Losses that differ in every setting; η = 0.7 and μ = 0.5 are the best."""
     away = abs(setting.outer_lr - 0.7) + abs(setting.outer_momentum - 0.5)
     every = 64 if isinstance(setting.sync_every, str) else setting.sync_every
-    loss = 1 + away + every / 100 + setting.seed / 1000
+    loss = 1 + away + every / 100 + setting.seed / 1000 + setting.fragments - 1 + setting.delay / 10
     return Result(losses=tuple(loss + 10 / (i + 1) for i in range(20)), unseen=loss, accuracy=0.5, cpu_s=1.0)
 
 
@@ -122,6 +130,59 @@ def test_each_run_is_wanted_once_and_none_that_is_there(tmp_path: Path) -> None:
     assert read_results(tmp_path / "results.json") == results
 
 
+def test_parts_are_those_that_plans_may_have_and_are_compared_with_the_headline() -> None:
+    results = all_made_up()
+    for task, rounds in IN_PARTS.items():
+        found = list(in_parts(task, results))
+        assert {s.sync_every for s in found} == set(rounds)
+        for every in rounds:
+            parts = {(s.fragments, s.delay) for s in found if s.sync_every == every}
+            assert parts == {(1, 0), (1, 1), (1, 3), (4, 0), (4, 1), *([(4, 3)] if every > 12 else [])}
+            check_meetings(every, fragments=4, delay=max(delay for count, delay in parts if count == 4), sharded=False)
+        assert {s for s in found if (s.fragments, s.delay) == (1, 0)} <= set(headline(task, results))
+        assert len(found) == len(set(found)) == 3 * len({(s.sync_every, s.fragments, s.delay) for s in found})
+    assert list(in_parts("digits", results)) == []
+    (row,) = [line for line in report.parts_table(results) if line.startswith("| transformer | 8 | unseen")]
+    assert row == (
+        "| transformer | 8 | unseen | 1.0810 ± 0.0010 | +0.1000 ± 0.0000 | +0.3000 ± 0.0000 | +3.0000 ± 0.0000 "
+        "| +3.1000 ± 0.0000 | – |"
+    )
+    del results[next(s for s in in_parts("transformer", results) if (s.sync_every, s.fragments) == (8, 4))]
+    (row,) = [line for line in report.parts_table(results) if line.startswith("| transformer | 8 | unseen")]
+    assert row.endswith("| +0.3000 ± 0.0000 |  | +3.1000 ± 0.0000 | – |"), "a seed is missing"
+
+
+def test_fragments_are_those_of_functions_that_have_the_whole_model() -> None:
+    model = nn.Sequential(nn.Linear(4, 5, bias=False), nn.Linear(5, 2, bias=False), nn.Linear(2, 5))
+    assert fragment_of(model, 1) == dict.fromkeys(fragment_of(model, 3), 0)
+    assert fragment_of(model, 3) == {"0.weight": 0, "1.weight": 1, "2.weight": 2, "2.bias": 2}
+    graph = trace(model, (torch.zeros(1, 4),))
+    names = tuple(layer.name for layer in graph.layers)
+    plan = Plan(
+        global_batch=4,
+        micro_batch=1,
+        replicas=2,
+        schedule=ScheduleKind.GPIPE,
+        sync=Sync.PIPELINED,
+        wire=Wire.FP32,
+        stages=(Stage(first=0, stop=len(names), size="1GB", memory_mb=1024, layers=names),),
+        model="Sequential",
+        sync_every=4,
+        sync_fragments=3,
+    )
+    others = fragments_by_name(graph, plan, nn.functional.mse_loss)
+    assert others == {name: number for name, number in fragment_of(model, 3).items() if number}
+
+
+def test_a_setting_meets_in_its_parts() -> None:
+    model = nn.Linear(2, 2)
+    setting = Setting(task="digits", seed=0, replicas=2, sync_every=8, outer_momentum=0.5, fragments=2, delay=1)
+    assert setting.local(model) == LocalSteps(
+        sync_every=8, outer_momentum=0.5, fragments=2, fragment_of={"weight": 0, "bias": 1}, delay=1
+    )
+    assert Setting(task="digits", seed=0, replicas=2, sync_every=END).local(model).sync_every is None
+
+
 def test_tables_have_pairs_of_seeds() -> None:
     results = all_made_up()
     (row,) = [line for line in report.headline_table(results) if line.startswith("| digits | unseen")]
@@ -142,10 +203,11 @@ def test_curves_are_read_after_steps() -> None:
 def test_the_page_shows_rows_of_the_tables_of_the_runs_that_are_kept() -> None:
     """All of the outer learning rates, and of the other tables the rows on which its advice rests."""
     results, text = read_results(KEPT), PAGE.read_text()
-    tables = [table(results) for table in (report.headline_table, report.replicas_table)]
+    tables = [table(results) for table in (report.headline_table, report.replicas_table, report.parts_table)]
     tables.append(report.equal_table(results, report.read_predicted(report.PREDICTED)))
     printed = [list(table) for table in tables]
-    assert "\n".join(report.tuning_table(results)) in text
+    executed = report.executed_table(list(read_learned(report.EXECUTED)))
+    assert all("\n".join(lines) in text for lines in (report.tuning_table(results), executed))
     assert all("\n".join(lines[:2]) in text for lines in printed)
     rows = {line for lines in printed for line in lines} | set(report.tuning_table(results))
     tasks = "|".join(TASKS)
