@@ -29,6 +29,7 @@ from experiments.studies.local_losses import (
     write_results,
 )
 from experiments.studies.local_losses_tasks import TASKS, Task, step_means, train
+from experiments.studies.local_steps_executed import KEPT as EXECUTED
 from experiments.studies.local_steps_executed import read_learned
 from funcpipe.core import END, Plan, ScheduleKind, Stage, Sync, Wire
 from funcpipe.core.round_checks import check_meetings
@@ -206,7 +207,7 @@ def test_the_page_shows_rows_of_the_tables_of_the_runs_that_are_kept() -> None:
     tables = [table(results) for table in (report.headline_table, report.replicas_table, report.parts_table)]
     tables.append(report.equal_table(results, report.read_predicted(report.PREDICTED)))
     printed = [list(table) for table in tables]
-    executed = report.executed_table(list(read_learned(report.EXECUTED)))
+    executed = report.executed_table(list(read_learned(EXECUTED)))
     assert all("\n".join(lines) in text for lines in (report.tuning_table(results), executed))
     assert all("\n".join(lines[:2]) in text for lines in printed)
     rows = {line for lines in printed for line in lines} | set(report.tuning_table(results))
