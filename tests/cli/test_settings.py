@@ -223,7 +223,7 @@ def texts() -> Iterator[tuple[str, str]]:
 
 def unknown_in(text: str) -> Iterator[str]:
     """The flags and settings that a text names and that there are not, for the verb that it names them with."""
-    text = re.sub(r"python -m experiments[^`#]*", "", text)
+    text = re.sub(r"python -m\s+experiments[^`#]*", "", text)
     for path, rest in re.findall(r"\bfuncpipe ((?:run |provision )?[a-z][a-z-]*)([^`\n;]*)", text):
         if path in VERBS:
             words = re.split(r"[:,)] | && | shows ", re.sub(r"'[^']*'", "…", rest))[0]

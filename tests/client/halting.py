@@ -18,7 +18,7 @@ class Halting(MemoryStorage):
         self._heard = threading.Condition()
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        _, _, kind, worker, *rest = [*key.split("/"), "", ""]
+        _, kind, worker, *rest = [*key.partition("/g0")[2].split("/"), "", "", ""]
         with self._heard:
             if kind == "messages" and int(rest[0]) >= 4:
                 assert self._heard.wait_for(self._all_have_heard, timeout=LONG_S)

@@ -146,6 +146,12 @@ def long_run(
     return dataclasses.replace(prepared(storage, functions, settings, epochs=epochs), faults=SELDOM)
 
 
+@pytest.fixture(autouse=True)
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions that are held never save: nobody waits for them."""
+    monkeypatch.setattr(interruption, "_LEAST_S", 0.0)
+
+
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine has time to save."""

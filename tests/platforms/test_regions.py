@@ -87,7 +87,7 @@ def test_prices_of_further_stores_are_another_region_s_for_who_uses_them() -> No
     )
 
 
-@pytest.mark.parametrize("name", ["aws-lambda-x?region=eu-west-1", "local?region=eu-west-1", "ray://auto", "nothing"])
+@pytest.mark.parametrize("name", ["aws-lambda-x?region=eu-west-1", "local?region=eu-west-1", "nothing"])
 def test_a_name_that_has_no_regions_is_refused(name: str) -> None:
     with pytest.raises(InvalidValue, match=r"platform must be one of .*, with \?region=REGION if wanted, or a specif"):
         load_spec(name)

@@ -22,8 +22,10 @@ _log = logging.getLogger(__name__)
 
 REASON = "it was interrupted"
 
-_BEATS, _STEPS = 4, 4
-"""The wait for a save: the order leaves two heartbeats for all functions to receive it."""
+_BEATS, _STEPS, _LEAST_S = 4, 4, 5.0
+"""The wait for a save: the order leaves two heartbeats for all functions to receive it, and a busy machine may hold up
+functions for seconds, however short heartbeats and steps are.
+"""
 
 _MEASURE_S = 0.5
 """Seconds to measure the present pace of steps: earlier ones may have been slower."""
@@ -61,7 +63,7 @@ def _save(prepared: PreparedRun, keys: Keys, supervisor: Supervisor) -> None:
     done = max([record.first_step, reported, *(beat.step for beat in beats)])
     notice = 2 + (int(2 * heartbeat_s / step_s) if step_s else 0)  # functions are a step ahead at most
     order_end(storage, keys, done=done, notice=notice, reason=REASON)
-    limit_s = _BEATS * heartbeat_s + _STEPS * step_s
+    limit_s = max(_BEATS * heartbeat_s + _STEPS * step_s, _LEAST_S)
     _log.warning(
         "run %s: %s; it saves step %d and ends, for which it has %.0f s; another interrupt ends it at once",
         *(keys.run, REASON, min(done + notice, record.steps), limit_s),
