@@ -214,8 +214,8 @@ class RunInterrupted(KeyboardInterrupt):
     """Ctrl-C, or a signal to end, during the run called `run`, whose objects are in `storage`, a URL.
 
     With `running` the run goes on, because this process was only watching it. Otherwise its functions were stopped, and
-    `kept` says whether what it had saved is still there to be resumed, by `verb`: `saved_step` of `steps`, None if that
-    is not known.
+    `kept` says whether what it had saved is still there to be resumed: `saved_step` of `steps`, None if that is not
+    known.
     """
 
     def __init__(
@@ -227,7 +227,6 @@ class RunInterrupted(KeyboardInterrupt):
         storage: str,
         saved_step: int | None = None,
         steps: int = 0,
-        verb: str = "train",
     ) -> None:
         self.run = run
         self.running = running
@@ -235,7 +234,6 @@ class RunInterrupted(KeyboardInterrupt):
         self.storage = storage
         self.saved_step = saved_step
         self.steps = steps
-        self.verb = verb
         super().__init__(f"interrupted while training {run}: {self.state}")
 
     @property

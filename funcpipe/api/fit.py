@@ -5,8 +5,8 @@ from typing import Any, Unpack
 
 from funcpipe.api.fitting import Wanted, choose_for_run
 from funcpipe.api.training import Training
+from funcpipe.client.control.commands import resumed_by
 from funcpipe.client.follow.callbacks import Callback
-from funcpipe.client.follow.interruption import resumed_by
 from funcpipe.client.follow.results import RunResult
 from funcpipe.client.prepare import arguments
 from funcpipe.client.prepare.prepared_run import Confirm

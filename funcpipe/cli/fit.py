@@ -74,7 +74,7 @@ def fit(options: Options) -> None:
         coupled=options.coupled or Coupled.REFUSE,
     )
     from funcpipe.api.fitting import Wanted
-    from funcpipe.client.follow.interruption import resumed_by
+    from funcpipe.client.control.commands import resumed_by
     from funcpipe.client.prepare.session import one_cluster
 
     wanted = Wanted(

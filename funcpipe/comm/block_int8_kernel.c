@@ -12,9 +12,9 @@
 
 #define BLOCK 256
 #define MOST 127.0f
-#define LARGEST_SCALE 0x1.0204060000000p+121f /* the largest of which 127 are finite */
-#define INFINITE 0x7f800000            /* the bits of infinity; those of NaN are above */
-#define ROUNDER 12582912.0f            /* 1.5 * 2^23: added and taken away, it leaves the nearest whole number */
+#define LARGEST_SCALE 0x1.020406p+121f /* the largest of which 127 are finite */
+#define INFINITE 0x7f800000             /* the bits of infinity; those of NaN are above */
+#define ROUNDER 12582912.0f             /* 1.5 * 2^23: added and taken away, it leaves the nearest whole number */
 #define MISSING (-128)
 
 #if defined(__GNUC__) && !defined(__clang__) && defined(__x86_64__) && defined(__gnu_linux__)
@@ -96,7 +96,8 @@ static PyObject *quantise(PyObject *module, PyObject *arguments) {
     Py_buffer values, whole, scales, kept;
     if (!PyArg_ParseTuple(arguments, "y*w*w*w*:quantise", &values, &whole, &scales, &kept)) return NULL;
     Py_ssize_t count = values.len / 4;
-    int fits = are_vectors_of(count, &values, &whole, &scales) && are_vectors_of(count, kept.len ? &kept : &values, &whole, &scales);
+    int fits = are_vectors_of(count, &values, &whole, &scales) &&
+               are_vectors_of(count, kept.len ? &kept : &values, &whole, &scales);
     if (fits) {
         Py_BEGIN_ALLOW_THREADS
         for (Py_ssize_t block = 0; block * BLOCK < count; block++) {
@@ -137,7 +138,8 @@ static PyObject *restore(PyObject *module, PyObject *arguments) {
 }
 
 static PyMethodDef functions[] = {
-    {"quantise", quantise, METH_VARARGS, "quantise(values, whole, scales, kept): as block_int8.quantise; kept may be empty."},
+    {"quantise", quantise, METH_VARARGS,
+     "quantise(values, whole, scales, kept): as block_int8.quantise, where an empty `kept` stands for None."},
     {"restore", restore, METH_VARARGS, "restore(whole, scales, into, adds): as block_int8.restore."},
     {NULL, NULL, 0, NULL},
 };

@@ -196,18 +196,20 @@ class PlatformSpec(StoreTerms):
 
     def unshared(self) -> "PlatformSpec":
         """Return the same platform, where no function notices what others move or ask for."""
-        free: dict[str, Any] = dict.fromkeys(("shared_bytes_s", "puts_s", "gets_s", "requests_s"))
-        return replace(self, stores=tuple(replace(store, **free) for store in self.stores), **free)
+        return self.without_request_limits()._without("shared_bytes_s")
 
     def without_request_limits(self) -> "PlatformSpec":
         """Return the same platform, whose stores take any number of requests a second."""
-        free: dict[str, Any] = dict.fromkeys(("puts_s", "gets_s", "requests_s"))
-        return replace(self, stores=tuple(replace(store, **free) for store in self.stores), **free)
+        return self._without("puts_s", "gets_s", "requests_s")
 
     def without_object_limits(self) -> "PlatformSpec":
         """Return the same platform, whose stores take objects of any size."""
-        stores = tuple(replace(store, largest_bytes=None) for store in self.stores)
-        return replace(self, largest_bytes=None, stores=stores)
+        return self._without("largest_bytes")
+
+    def _without(self, *limits: str) -> "PlatformSpec":
+        """Return the same platform, whose stores do not have these limits."""
+        free: dict[str, Any] = dict.fromkeys(limits)
+        return replace(self, stores=tuple(replace(store, **free) for store in self.stores), **free)
 
     def other_stores(self, stores: Stores) -> dict[str, StoreSpec]:
         """The stores, by kind and without their sources, of what `stores` has elsewhere than in the default one."""

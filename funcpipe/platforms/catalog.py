@@ -43,7 +43,7 @@ def load_spec(name: str) -> PlatformSpec:
 
     A name with a region, as in `aws-lambda?region=eu-central-1`, or the URL of a deployment that says its region, gives
     the prices and limits of that region, as far as they are known (`PlatformSpec.prices_note`). The URL of a Ray
-    cluster gives the sizes that fit on its nodes.
+    cluster, to which this connects, gives the sizes that fit on its nodes.
     """
     if name in spec_names():
         return _shipped(name)

@@ -14,10 +14,11 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from funcpipe.core import LayerReport, PlatformSpec, Precision
+from funcpipe.core import MB, LayerReport, PlatformSpec, Precision
 from funcpipe.core.accelerator import Accelerator, Work
 from funcpipe.model.split import StageModule
 from funcpipe.model.tensors import one_thread, tensors_in
+from funcpipe.platforms.process import usable_memory_bytes
 from funcpipe.profiler.measure import Loss, Measure, Timing, Trial, faster, work_of
 
 _SIZE, _TRIES = 768, 3
@@ -92,7 +93,10 @@ def processor(dtype: torch.dtype) -> Accelerator:
         product_s = min(_processor_seconds(lambda: one @ one) for _ in range(_TRIES))
         sum_s = min(_processor_seconds(lambda: flat + flat) for _ in range(_TRIES))
     return Accelerator.measured(
-        "processor", flop_s=2 * _SIZE**3 / product_s, bytes_s=3 * flat.nbytes / sum_s, memory_mb=1
+        "processor",
+        flop_s=2 * _SIZE**3 / product_s,
+        bytes_s=3 * flat.nbytes / sum_s,
+        memory_mb=usable_memory_bytes() // MB,
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any, Unpack
 import optuna
 from torch import nn
 
-from funcpipe.client.control.commands import after_interrupt
+from funcpipe.client.control.commands import after_interrupt, resumed_by
 from funcpipe.client.follow.export import write_trained
 from funcpipe.client.prepare.prepared_run import PreparedRun
 from funcpipe.client.prepare.session import Session, open_session
@@ -292,8 +292,9 @@ class _Opened:
                 wave.run(functions, LaunchRate(spec))
         except KeyboardInterrupt as error:
             url, lasts = self._session.storage_url, self._session.lasts
-            end = RunInterrupted(self._keys.run, running=False, kept=lasts, storage=url, verb="sweep")
-            end.add_note("\n".join(after_interrupt(end)))
+            end = RunInterrupted(self._keys.run, running=False, kept=lasts, storage=url)
+            with resumed_by("sweep"):
+                end.add_note("\n".join(after_interrupt(end)))
             raise end from error
         return self._result(wave.status())
 

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from funcpipe import FuncPipe, Plan
 from funcpipe.api import fitting
 from funcpipe.api.fitting import Wanted, choose, micro_batches
-from funcpipe.client.control.commands import after_interrupt
+from funcpipe.client.control.commands import after_failure, after_interrupt
 from funcpipe.core import Optimality, SolverReport
 from funcpipe.errors import (
     DataError,
@@ -341,14 +341,20 @@ def test_a_model_whose_weights_lie_in_files_is_tried_without_them(tmp_path: Path
         choose(pipe, wrong, Wanted(global_batch=8))
 
 
-def test_an_interrupted_fit_goes_on_by_fit() -> None:
+def test_a_run_of_fit_that_ends_early_goes_on_by_fit() -> None:
     end = RunInterrupted("mine", running=False, kept=True, storage="file:///runs", saved_step=5, steps=9)
-    end.add_note("\n".join(after_interrupt(end)))
-    ended = mock.patch.object(FuncPipe, "train", side_effect=end)
-    with functions_in_threads(), ended, pytest.raises(RunInterrupted) as raised:
+    said = list[tuple[str, ...]]()
+
+    def train(*_: Any, **__: Any) -> None:
+        said.extend((after_interrupt(end), after_failure("mine", "file:///runs")))
+        raise end
+
+    with functions_in_threads(), mock.patch.object(FuncPipe, "train", train), pytest.raises(RunInterrupted):
         pipe_of().fit(loader(), micro_batch=4, progress=False)
-    assert raised.value.__notes__ == [
-        "  resume it:  funcpipe fit ... --resume mine --storage file:///runs\n"
-        "  in Python:  pipe.fit(dataset, ..., resume='mine', storage='file:///runs')\n"
-        "  delete it:  funcpipe run clean mine --storage file:///runs"
+    resume = "  resume it:  funcpipe fit ... --resume mine --storage file:///runs"
+    in_python = "  in Python:  pipe.fit(dataset, ..., resume='mine', storage='file:///runs')"
+    assert [lines[:2] for lines in said] == [
+        (resume, in_python),
+        (resume, "  status:     funcpipe run status mine --storage file:///runs"),
     ]
+    assert after_failure("mine", "file:///runs")[0] == resume.replace("fit", "train")

@@ -5,6 +5,7 @@ from collections import Counter
 
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.testing.memory_storage import MemoryStorage
+from tests.support.census import below_generation
 from tests.support.waiting import LONG_S
 
 
@@ -18,7 +19,7 @@ class Halting(MemoryStorage):
         self._heard = threading.Condition()
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
-        _, kind, worker, *rest = [*key.partition("/g0")[2].split("/"), "", "", ""]
+        kind, worker, *rest = [*below_generation(key), "", ""]
         with self._heard:
             if kind == "messages" and int(rest[0]) >= 4:
                 assert self._heard.wait_for(self._all_have_heard, timeout=LONG_S)

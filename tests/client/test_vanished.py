@@ -39,6 +39,7 @@ from tests.client.threads import STEADY, smaller_job
 from tests.run_documents import RECORD
 from tests.runstate.test_damage import FAULTS, RUN, filled, gone, job, states, stopped
 from tests.support import races
+from tests.support.census import below_generation
 from tests.support.run_keys import signed_for_tests
 from tests.worker.test_checkpoint_costs import EVERY, Recorded, manager_on
 
@@ -76,7 +77,7 @@ def test_checkpoints_alone_are_enough_to_go_on_with_the_same_bits(job: Job, stop
 
 
 def folder(key: str) -> str:
-    return (key.partition("/g0")[2] or key).split("/")[1]
+    return below_generation(key)[0]
 
 
 def test_whatever_vanishes_besides_checkpoints_the_run_goes_on_where_it_was_saved(stopped: dict[str, bytes]) -> None:

@@ -1,7 +1,7 @@
 """Payloads and reports of workers, old and new."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from funcpipe.core import (
     Bill,
@@ -9,7 +9,6 @@ from funcpipe.core import (
     FaultTolerance,
     Heartbeat,
     OnOutOfMemory,
-    Outcome,
     RequestCounts,
     RunAccount,
     RunLimits,
@@ -21,7 +20,7 @@ from funcpipe.core import (
     to_text,
 )
 from tests.e2e import small
-from tests.run_documents import BEAT
+from tests.run_documents import BEAT, REPORT
 
 
 def spec() -> WorkerSpec:
@@ -66,27 +65,14 @@ def without(written: WorkerSpec | Heartbeat | WorkerReport | Bill, *names: str) 
 
 COUNTS = RequestCounts(puts=4, lists=1, gets=6, empty_gets=2, sent_bytes=100, received_bytes=50)
 BY_KIND = CountsByKind(default=RequestCounts(puts=1), messages=COUNTS)
-REPORT = WorkerReport(
-    worker="s0.r0",
-    attempt=0,
-    outcome=Outcome.FINISHED,
-    started_at_s=0.0,
-    ended_at_s=1.0,
-    puts=4,
-    lists=1,
-    gets=6,
-    empty_gets=2,
-    sent_bytes=100,
-    received_bytes=50,
-    peak_memory_bytes=1,
-)
+COUNTED = replace(REPORT, **asdict(COUNTS))
 
 
 def test_what_was_counted_before_kinds_were_is_all_of_the_default_kind() -> None:
     beat = replace(BEAT, requests=COUNTS, by_kind=BY_KIND)
     assert from_text(Heartbeat, to_text(beat), source="beat").counts == BY_KIND
     assert from_text(Heartbeat, without(beat, "by_kind"), source="beat").counts == CountsByKind(default=COUNTS)
-    report = replace(REPORT, by_kind=BY_KIND)
+    report = replace(COUNTED, by_kind=BY_KIND)
     assert from_text(WorkerReport, to_text(report), source="report").counts == BY_KIND
     assert from_text(WorkerReport, without(report, "by_kind"), source="report").counts == CountsByKind(default=COUNTS)
 

@@ -32,6 +32,7 @@ from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.norms import GradientNorm
 from funcpipe.training.state import capture_state
 from tests.support import chaos
+from tests.support.census import below_generation
 from tests.support.waiting import LONG_S
 
 RUN = "run-1"
@@ -175,7 +176,7 @@ def test_whatever_is_damaged_the_state_of_the_run_can_be_told(stopped: dict[str,
 
 def one_of_each_kind(objects: dict[str, bytes]) -> list[str]:
     """A key of each folder of the run."""
-    return sorted({(key.partition("/g0")[2] or key).split("/")[1]: key for key in objects}.values())
+    return sorted({below_generation(key)[0]: key for key in objects}.values())
 
 
 def test_a_run_of_which_something_is_damaged_ends_with_the_same_bits(job: Job, stopped: dict[str, bytes]) -> None:

@@ -9,12 +9,17 @@ from funcpipe.runstate.keys import is_message
 from funcpipe.testing.memory_storage import MemoryStorage
 
 
+def below_generation(key: str) -> list[str]:
+    """The parts of a key below its generation, or below its run if it is of no generation."""
+    return (key.partition("/g0")[2] or key).split("/")[1:]
+
+
 def kind_of(key: str) -> str:
     """What a run's object is: its folder in the run, and for a message also the worker that has put it."""
     parts = key.split("/")
     if len(parts) < 3:
         return key
-    return "/".join(parts[3:5]) if is_message(key) else parts[2]
+    return "/".join(below_generation(key)[:2]) if is_message(key) else parts[2]
 
 
 class Census(MemoryStorage):

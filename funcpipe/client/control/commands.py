@@ -1,17 +1,32 @@
 """The commands for a run that goes on, or was stopped, without the one that started it."""
 
+import contextlib
 import shlex
+from collections.abc import Iterator
+from contextvars import ContextVar
 
 from funcpipe.core.settings import KEEP_DAYS
 from funcpipe.errors import RunInterrupted
 from funcpipe.platforms.catalog import LOCAL
 
+_verb = ContextVar("verb", default="train")
 
-def commands(run: str, storage: str | None, *, watch: str = "watch it", verb: str = "train") -> tuple[str, ...]:
+
+@contextlib.contextmanager
+def resumed_by(verb: str) -> Iterator[None]:
+    """Have the commands for runs that end within this context name `verb`, the one that the user called."""
+    token = _verb.set(verb)
+    try:
+        yield
+    finally:
+        _verb.reset(token)
+
+
+def commands(run: str, storage: str | None, *, watch: str = "watch it") -> tuple[str, ...]:
     """The commands to watch or resume, show, stop and delete a run whose objects lie in `storage`."""
     where = f"{shlex.quote(run)} --storage {shlex.quote(storage or 'URL')}"
     return (
-        f"  {watch + ':':<11} funcpipe {verb} ... --resume {where}",
+        f"  {watch + ':':<11} funcpipe {_verb.get()} ... --resume {where}",
         f"  {'status:':<11} funcpipe run status {where}",
         f"  {'stop it:':<11} funcpipe run stop {where}",
         f"  {'delete it:':<11} funcpipe run clean {where}",
@@ -37,10 +52,8 @@ def after_failure(run: str, storage: str, *, watch: str = "resume it", expires: 
 def after_interrupt(interrupt: RunInterrupted) -> tuple[str, ...]:
     """The next commands, in a shell and in Python; none for a run whose objects were deleted."""
     run, storage = interrupt.run, interrupt.storage
-    resume, *others = commands(
-        run, storage, watch="collect it" if interrupt.running else "resume it", verb=interrupt.verb
-    )
-    call = "sweep.run(trials, " if interrupt.verb == "sweep" else f"pipe.{interrupt.verb}(dataset, "
+    resume, *others = commands(run, storage, watch="collect it" if interrupt.running else "resume it")
+    call = "sweep.run(trials, " if _verb.get() == "sweep" else f"pipe.{_verb.get()}(dataset, "
     in_python = f"  in Python:  {call}..., resume={run!r}, storage={storage!r})"
     if interrupt.running:
         return watch_command(run, storage), resume, in_python, *others
@@ -53,7 +66,7 @@ def after_end(run: str, storage: str) -> tuple[str, ...]:
     *_, clean = commands(run, storage)
     return (
         f"  {'write it:':<11} funcpipe run export {where} -o model.safetensors",
-        f"  {'train on:':<11} funcpipe train ... --resume {where} --epochs MORE",
+        f"  {'train on:':<11} funcpipe {_verb.get()} ... --resume {where} --epochs MORE",
         clean,
     )
 

@@ -143,15 +143,3 @@ def removed_if_it_fails(owner: Owner, run: str, *, keep: bool) -> Iterator[None]
             _log.info("run %s: its objects are deleted after %s", run, type(error).__name__)
             owner.delete_run()
         raise
-
-
-@contextlib.contextmanager
-def resumed_by(verb: str) -> Iterator[None]:
-    """Have an interruption within this context say that the run goes on by `verb`, the one that the user called."""
-    try:
-        yield
-    except RunInterrupted as error:
-        error.verb = verb
-        if notes := after_interrupt(error):
-            error.__notes__ = ["\n".join(notes)]
-        raise

@@ -182,12 +182,9 @@ def check_profiling(sample: object, on: object, *, micro_batch: int, repeats: in
         raise InvalidValue("sample_inputs", sample, rule)
     if on is not None and not isinstance(on, Site):
         raise InvalidValue("on", on, "must be an open Site: with open_site('local') as site: profile(…, on=site)")
-    for field, value, least in (
-        ("micro_batch", micro_batch, 1),
-        ("repeats", repeats, on is not None),
-        ("layers", layers, 1),
-    ):
-        checks.whole(field, value, int(least))
+    checks.whole("micro_batch", micro_batch, 1)
+    checks.whole("repeats", repeats, 0 if on is None else 1)
+    checks.whole("layers", layers, 1)
 
 
 def check_planning(pins: object, time_limit_s: float | None, simulated_plans: int, policy: str, solver: str) -> None:

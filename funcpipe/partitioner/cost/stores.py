@@ -147,6 +147,11 @@ class Pace(NamedTuple):
         """Return the same of gets."""
         return _waiting(moved_s, count, self.get_s, self.free_get_s)
 
+    def waits_s(self, up_s: Array, puts: int, down_s: Array, gets: int) -> Array:
+        """Return how much longer so many puts and gets take than `up_s` and `down_s`, because they wait."""
+        longer_s: Array = self.puts(up_s, puts) - up_s + self.gets(down_s, gets) - down_s
+        return longer_s
+
 
 def _waiting(moved_s: Array, count: IntArray | Array | int, each_s: float, free_s: float) -> Array:
     found: Array = np.maximum(moved_s, moved_s / count + count * each_s - free_s)

@@ -63,29 +63,23 @@ def sync_time_s(
     if replicas == 1:
         return np.zeros_like(up_s)
     merged_bytes = np.asarray(gradient_bytes if merged_bytes is None else merged_bytes, dtype=np.float64)
-    spread_s: Array = merged_bytes / replicas * (1 / upload_bytes_s + (replicas - 1) / download_bytes_s)
+    others = replicas - 1
     merged_up_s, merged_down_s = (merged_bytes / replicas / link for link in (upload_bytes_s, download_bytes_s))
-    waiting_s = pace.puts(merged_up_s, 1) - merged_up_s
-    waiting_s = waiting_s + pace.gets((replicas - 1) * merged_down_s, replicas - 1) - (replicas - 1) * merged_down_s
-    spread_s = spread_s + waiting_s
+    spread_s: Array = merged_bytes / replicas * (1 / upload_bytes_s + others / download_bytes_s)
+    spread_s = spread_s + pace.waits_s(merged_up_s, 1, others * merged_down_s, others)
     link = (gradient_bytes, replicas, upload_bytes_s, download_bytes_s, latency_s)
     if sync in (Sync.EXCHANGE, Sync.STREAMED):
         cut = usual_streams(sync, replicas, streams)
         return exposed_s(sync, *link, cut, backward_s, merged_bytes=merged_bytes, rounding=rounding, pace=pace)
     if sync is Sync.THREE_PHASE:
-        pauses_s = _waves_of(replicas - 1) * _idle_s(up_s, latency_s)
-        others = replicas - 1
-        waiting_s = (
-            pace.puts(others * up_s, others) - others * up_s + pace.gets(others * down_s, others) - others * down_s
-        )
+        pauses_s = _waves_of(others) * _idle_s(up_s, latency_s)
+        waiting_s = pace.waits_s(others * up_s, others, others * down_s, others)
         moved_s = others * (up_s + down_s) + pauses_s + spread_s + 4 * latency_s + waiting_s
     elif sync is Sync.ALL_REDUCE:
         moved_s = all_reduce_s(*link, pace)
     else:
         reduce_s: Array = up_s + (replicas - 2) * np.maximum(up_s, down_s) + down_s
-        paced_s = np.maximum(
-            (replicas - 1) * pace.put_s - pace.free_put_s, (replicas - 1) * pace.get_s - pace.free_get_s
-        )
+        paced_s = max(others * pace.put_s - pace.free_put_s, others * pace.get_s - pace.free_get_s)
         reduce_s = np.maximum(reduce_s, up_s + paced_s + down_s)
         moved_s = reduce_s + spread_s + (2 + replicas) * latency_s
     if rounding is None:
