@@ -74,8 +74,12 @@ class LocalPlatform(PlainKeys):
         return status
 
     def stop(self, handle: Handle) -> None:
-        """End the function if it still runs; return when it has ended."""
-        self._ask("stop", name=handle.name)
+        """End the function if it still runs; return when it has ended. A host that has ended ended its functions."""
+        try:
+            self._ask("stop", name=handle.name)
+        except PlatformError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):  # its socket is left only if the host was killed
+                raise
 
     def detach(self) -> None:
         """Let the functions, and those that they start, run on when this client ends."""

@@ -18,6 +18,7 @@ from funcpipe.core import Plan, ScheduleKind, Stage, Sync, Wire, WorkerSpec
 from funcpipe.errors import InvalidValue, PlatformError
 from funcpipe.platforms.base import Cause, Handle, Platform, State, Status
 from funcpipe.platforms.catalog import load_spec, open_platform
+from funcpipe.platforms.function_group import stop_functions
 from funcpipe.platforms.local.platform import LocalPlatform, local_functions
 from tests.support.processes import hosts_of, runs
 from tests.support.waiting import LONG_S, wait_until
@@ -184,8 +185,10 @@ def test_functions_end_with_the_context_and_so_do_the_processes_that_they_starte
         handle = platform.invoke(worker())
         url = platform.url
     assert not runs(process(handle))
+    gone = open_platform(url)
     with pytest.raises(PlatformError, match="there is no host of local functions at local:///"):
-        open_platform(url).invoke(worker())
+        gone.invoke(worker())
+    assert stop_functions(gone, [handle])  # and says nothing of money that it may still cost
     with functions(start_a_child) as platform:
         ended(platform, platform.invoke(worker(folder=tmp_path)))
         (line,) = notes(tmp_path, 1)
