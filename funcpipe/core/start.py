@@ -11,10 +11,12 @@ from funcpipe.core import checks
 class StartPart(Enum):
     """A part of a start, in the order in which they come.
 
-    The platform makes an environment, an interpreter begins, torch and our modules are imported, the stage's code and
-    tensors are read, and the rest is set up: lease, optimiser, checkpoint. A successor waits for its predecessor.
+    The platform's launch rate lets it begin (in estimates) and makes an environment, an interpreter begins, torch and
+    our modules are imported, the stage's code and tensors are read, and the rest is set up: lease, optimiser,
+    checkpoint. A successor waits for its predecessor.
     """
 
+    LAUNCH = "launch"
     ENVIRONMENT = "environment"
     INTERPRETER = "interpreter"
     TORCH = "torch"

@@ -137,10 +137,10 @@ class FunctionGroup:
     ) -> None:
         self.stop()
 
-    def start(self, spec: Invocation, *, patient: bool = False) -> WatchedFunction:
+    def start(self, spec: Invocation, *, sleep: Callable[[float], object] | None = None) -> WatchedFunction:
         """Start a function, as `started_on` does."""
         now_s = self._clock()
-        return self.watch(WatchedFunction(started_on(self.platform, spec, patient=patient), now_s, clock=self._clock))
+        return self.watch(WatchedFunction(started_on(self.platform, spec, sleep=sleep), now_s, clock=self._clock))
 
     def watch(self, function: WatchedFunction) -> WatchedFunction:
         """Take in `function`, which is now its worker's newest."""
@@ -198,10 +198,12 @@ def _unknown(error: PlatformError) -> Status:
     return Status(state=State.FAILED, reason=f"is not known any more: {error}")
 
 
-def started_on(platform: Platform, spec: Invocation, *, usd_s: float = 0.0, patient: bool = False) -> StartedFunction:
-    """Start a function; who is `patient` waits while the platform is busy. Raises PlatformError or PlatformRefused."""
+def started_on(
+    platform: Platform, spec: Invocation, *, usd_s: float = 0.0, sleep: Callable[[float], object] | None = None
+) -> StartedFunction:
+    """Start a function, and `sleep`, if given, while the platform is busy. Raises PlatformError or PlatformRefused."""
     at_s = time.time()
-    handle = invoke_with_retry(platform, spec) if patient else platform.invoke(_invoked_now(spec))
+    handle = platform.invoke(_invoked_now(spec)) if sleep is None else invoke_with_retry(platform, spec, sleep=sleep)
     _log.info("started function %s as attempt %d of worker %s", handle.name, spec.attempt, spec.worker)
     return StartedFunction(
         worker=spec.worker,
@@ -222,7 +224,7 @@ def invoke_with_retry(
     worker: Invocation,
     *,
     clock: Callable[[], float] = time.monotonic,
-    sleep: Callable[[float], None] = time.sleep,
+    sleep: Callable[[float], object] = time.sleep,
 ) -> Handle:
     """Start a function as a client does, which can wait: after a pause again while the platform is busy.
 

@@ -21,13 +21,18 @@ OUT_OF_REACH_S = 5.0
 
 
 def start_function(
-    platform: Platform, storage: Storage, keys: Keys, spec: WorkerSpec, *, patient: bool = False
+    platform: Platform,
+    storage: Storage,
+    keys: Keys,
+    spec: WorkerSpec,
+    *,
+    sleep: Callable[[float], object] | None = None,
 ) -> StartedFunction:
     """Invoke a function for the attempt in `spec`, and record it; if that fails, the function is stopped.
 
-    Who is `patient` waits while the platform is busy. Raises PlatformError or PlatformRefused.
+    `sleep`, if given, waits while the platform is busy. Raises PlatformError or PlatformRefused.
     """
-    started = started_on(platform, spec, usd_s=spec.account.usd_s, patient=patient)
+    started = started_on(platform, spec, usd_s=spec.account.usd_s, sleep=sleep)
     try:
         put_document(storage, keys.function(spec.worker, spec.attempt, secrets.token_hex(4)), started)
     except BaseException:

@@ -170,23 +170,30 @@ class OwnerLease(Fence):
         _log.info("owns run %s as its owner %d", self._keys.run, self._number)
 
     def check_now(self) -> None:
-        """Ask the storage, and raise Superseded if the lease is lost."""
-        self.all_leases()
+        """Ask the storage, and raise Superseded if the lease is lost. Threads that ask at once share an answer."""
+        called_s = self._clock()
+        with self._lock:
+            self._check_not_lost()
+            if self._checked_s <= called_s:
+                self._ask()
 
     def all_leases(self) -> tuple[str, ...]:
         """Ask the storage for the keys of all leases; raises Superseded if this one is lost. This one comes last."""
         with self._lock:
             self._check_not_lost()
-            asked_s = self._clock()
-            leases = _list_leases(self._storage, self._keys)
-            own = leases.pop(self.key, None)
-            newest = max(leases.values(), default=-1)
-            if newest > self._number or (newest == self._number and not self.taken):
-                self._lose(f"another client is owner {newest} of run {self._keys.run}, or wants to be")
-            if own is None and not (self.taken and exists(self._storage, self.key)):
-                self._lose(f"the lease of owner {self._number} is missing: {WHY_GONE}", missing=True)
-            self._checked_s = asked_s
-            return (*leases, self.key)
+            return self._ask()
+
+    def _ask(self) -> tuple[str, ...]:
+        asked_s = self._clock()
+        leases = _list_leases(self._storage, self._keys)
+        own = leases.pop(self.key, None)
+        newest = max(leases.values(), default=-1)
+        if newest > self._number or (newest == self._number and not self.taken):
+            self._lose(f"another client is owner {newest} of run {self._keys.run}, or wants to be")
+        if own is None and not (self.taken and exists(self._storage, self.key)):
+            self._lose(f"the lease of owner {self._number} is missing: {WHY_GONE}", missing=True)
+        self._checked_s = asked_s
+        return (*leases, self.key)
 
 
 def _list_leases(storage: Storage, keys: OwnerKeys) -> dict[str, int]:

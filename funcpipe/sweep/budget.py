@@ -4,48 +4,16 @@ A trial is expected to cost what the dearest one did that has ended, and before 
 """
 
 import heapq
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from funcpipe.core import JobEstimate, PlatformSpec, RunLimits
 from funcpipe.core.texts import time_text, usd_text
+from funcpipe.platforms.launch_rate import LaunchRate
 
 _STOPS_WITHIN_S = 3.0
 """Seconds that functions may run on, and cost, once a limit is reached: they are seen late, and end late."""
-
-
-class LaunchRate:
-    """The launch rate of a platform: `take` waits until so many more functions may start.
-
-    As on AWS, what starts is made up for evenly, so that as many may start again 10 seconds later.
-    """
-
-    def __init__(
-        self,
-        spec: PlatformSpec | None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
-    ) -> None:
-        self._most = math.inf if spec is None or spec.launches_10s is None else float(spec.launches_10s)
-        self._per_s = self._most / 10.0
-        self._clock, self._sleep = clock, sleep
-        self._left, self._at_s = self._most, clock()
-
-    def take(self, functions: int) -> None:
-        """Wait until `functions` more may start."""
-        if math.isinf(self._most):
-            return
-        wanted = min(functions, self._most)
-        while True:
-            now_s = self._clock()
-            self._left, self._at_s = min(self._left + (now_s - self._at_s) * self._per_s, self._most), now_s
-            if self._left >= wanted - 1e-6:
-                self._left -= functions
-                return
-            self._sleep((wanted - self._left) / self._per_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,13 +25,14 @@ from funcpipe.core.validation import LOSS, MonitorMode
 from funcpipe.errors import InvalidValue, RunInterrupted, RunUnknown
 from funcpipe.platforms.base import Platform
 from funcpipe.platforms.catalog import LOCAL, is_deployment, is_ray, load_spec, open_deployment, open_storage
+from funcpipe.platforms.launch_rate import LaunchRate
 from funcpipe.runstate.generations import find_objects, list_generations, reserve_generation
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import Owner, owned
 from funcpipe.runstate.reader import RunReader
 from funcpipe.runstate.signing import KeyFolder, key_of
 from funcpipe.runstate.state_dict import StateDict
-from funcpipe.sweep.budget import LaunchRate, SweepEstimate, estimate_sweep
+from funcpipe.sweep.budget import SweepEstimate, estimate_sweep
 from funcpipe.sweep.candidates import Candidate, Candidates, Terms
 from funcpipe.sweep.study import ENDED, Direction, JournalKeys, SweepStatus, SweepStudy, TrialStatus
 from funcpipe.sweep.trial_run import delete_runs

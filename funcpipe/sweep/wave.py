@@ -18,10 +18,11 @@ from funcpipe.client.prepare.prepared_run import PreparedRun
 from funcpipe.core import RunLimits, ValidationReport, prices_of
 from funcpipe.core.texts import error_text
 from funcpipe.errors import FuncPipeError, NotFinite, RunHalted, StorageError, Superseded
+from funcpipe.platforms.launch_rate import LaunchRate
 from funcpipe.runstate.generations import delete_objects
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import Owner
-from funcpipe.sweep.budget import Budget, LaunchRate, Spending
+from funcpipe.sweep.budget import Budget, Spending
 from funcpipe.sweep.candidates import Candidate, Candidates
 from funcpipe.sweep.study import SweepStatus, SweepStudy, TrialStatus, status_of
 from funcpipe.sweep.trial_run import TrialCost, TrialRun, TrialStopped, delete_runs

@@ -1,7 +1,6 @@
 """A platform whose functions are threads of this process: whole runs, with faults, in fractions of a second."""
 
 import contextlib
-import itertools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -44,7 +43,8 @@ class ThreadPlatform(PlainKeys):
     """A platform whose functions are threads of this process: runs that tests can disturb and look into.
 
     `faults_of` gives what goes wrong in the function of the nth invocation, and `clock_of` its clock; `lost` and
-    `doubled` are the numbers of invocations that start no function, or two.
+    `doubled` are the numbers of invocations that start no function, or two. The first functions of a generation, which
+    start side by side, are numbered by stage and replica.
     """
 
     url = "threads://here"
@@ -65,7 +65,8 @@ class ThreadPlatform(PlainKeys):
         self._faults_of = faults_of
         self._lost = lost
         self._doubled = doubled
-        self._numbers = itertools.count()
+        self._next_number, self._lock = 0, threading.Lock()
+        self._first_numbers: dict[str, int] = {}
         self._functions: dict[str, _Function] = {}
 
     def check(self, plan: Plan, *, run_s: float | None = None) -> None:
@@ -80,7 +81,7 @@ class ThreadPlatform(PlainKeys):
     def invoke(self, worker: Invocation) -> Handle:
         """Start a function and return at once."""
         assert isinstance(worker, WorkerSpec | ServerFunctionSpec), "these functions only train"
-        number = next(self._numbers)
+        number = self._number(worker)
         if number in self._doubled:
             self._start(worker, _Function(None, FunctionFaults(), self._clock_of(number)), f"function {number} again")
         function = _Function(None, self._faults_of(number), self._clock_of(number))
@@ -127,6 +128,18 @@ class ThreadPlatform(PlainKeys):
             function.faults.awake.set()
         for name in list(self._functions):
             self.stop(Handle(worker="", name=name))
+
+    def _number(self, worker: _Spec) -> int:
+        with self._lock:
+            if isinstance(worker, WorkerSpec) and worker.attempt == 0:
+                if worker.nonce not in self._first_numbers:
+                    self._first_numbers[worker.nonce] = self._next_number
+                    self._next_number += worker.plan.workers
+                number = self._first_numbers[worker.nonce] + worker.stage * worker.plan.replicas + worker.replica
+                if f"function {number}" not in self._functions:
+                    return number
+            self._next_number += 1
+            return self._next_number - 1
 
     def _start(self, worker: _Spec, function: _Function, name: str, *, lost: bool = False) -> Handle:
         spec: _Spec = from_text(type(worker), to_text(worker), source="the invocation payload")

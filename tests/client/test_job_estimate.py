@@ -173,6 +173,18 @@ def test_functions_without_a_lifetime_never_hand_over_and_short_lives_do_so_more
     assert expected(lifetime_s=200.0).hand_overs.count > expected().hand_overs.count
 
 
+def test_functions_that_a_launch_rate_holds_back_are_waited_for_and_billed_from_their_own_start() -> None:
+    at_once, burst, slow = (
+        estimate_job(plan(), JobShape(epochs=4, steps=100), faults=FaultTolerance(), prices=prices)
+        for prices in (replace(SPEC, launches_10s=most) for most in (None, 6, 2))
+    )
+    assert burst == at_once
+    assert slow.start.seconds == pytest.approx(at_once.start.seconds + 20.0)
+    waited_s = 20.0 + 20.0 + 15.0 + 10.0 + 5.0  # the functions start at 0, 0, 5, 10, 15 and 20 s
+    assert slow.start.functions_usd == pytest.approx(at_once.start.functions_usd + waited_s * SIZE.price_usd_s)
+    assert slow.start_parts["launch"] == pytest.approx(20.0)
+
+
 def test_validation_is_forward_only_steps() -> None:
     shape = JobShape(epochs=1, steps=100, forward_steps=30, forward_step_s=2.0)
     found = estimate_job(plan(), shape, faults=FaultTolerance())

@@ -1,5 +1,6 @@
 """Runs that are started, left to themselves, watched by others, interrupted; on functions that are threads."""
 
+import _thread
 import dataclasses
 import itertools
 import logging
@@ -18,9 +19,9 @@ from funcpipe.client.follow.launch import launch, launch_detached
 from funcpipe.client.follow.results import OnProgress, Progress, RunResult, ignore_progress
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
 from funcpipe.client.prepare.session import Site, session_on
-from funcpipe.core import Invocation, RunSettings
-from funcpipe.errors import PlanError, PlatformError, RunInterrupted, StorageBusy
-from funcpipe.platforms.base import Handle, Status
+from funcpipe.core import Invocation, PlatformSpec, RunSettings, WorkerSpec
+from funcpipe.errors import PlanError, PlatformBusy, PlatformError, RunInterrupted, StorageBusy
+from funcpipe.platforms.base import Handle, State, Status
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.runstate.generations import list_generations, newest_record
 from funcpipe.runstate.keys import Keys
@@ -30,6 +31,7 @@ from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client.held import HeldPlatform
 from tests.client.threads import RUN, STEADY, job
 from tests.support.hostile_storage import HostileStorage, Hostility
+from tests.support.waiting import LONG_S
 
 EPOCHS = 2
 
@@ -331,3 +333,56 @@ def test_a_resume_that_fails_to_start_can_be_tried_again(storage: MemoryStorage,
     assert before <= set(storage.list(""))
     assert list_generations(storage, RUN) == (keys,)
     assert Keys.of(newest_record(signed(storage), RUN)) == keys
+
+
+class MeetingPlatform(HeldPlatform):
+    """No function starts before all are being started."""
+
+    def __init__(self, spec: PlatformSpec, storage: MemoryStorage, functions: int) -> None:
+        super().__init__(spec, storage)
+        self._all = threading.Barrier(functions, timeout=LONG_S)
+
+    def invoke(self, worker: Invocation) -> Handle:
+        """Start a function, with the others."""
+        self._all.wait()
+        return super().invoke(worker)
+
+
+def test_functions_are_started_side_by_side(storage: MemoryStorage) -> None:
+    functions = MeetingPlatform(load_spec("local"), storage, functions=job().plan.workers)
+    result = launch(prepared(storage, functions, RunSettings(name=RUN)))
+    assert len(result.losses) == 3 * EPOCHS
+
+
+class BusyPlatform(HeldPlatform):
+    """One function is never started, as the platform is busy; then Ctrl-C comes, or another is `refused`."""
+
+    refused = ""
+
+    def __init__(self, spec: PlatformSpec, storage: MemoryStorage, *, until: int) -> None:
+        super().__init__(spec, storage, until=until)
+        self.started = list[Handle]()
+
+    def invoke(self, worker: Invocation) -> Handle:
+        """Start a function, or be busy."""
+        assert isinstance(worker, WorkerSpec)
+        if worker.worker == "s1.r0":
+            if not self.refused:
+                _thread.interrupt_main()
+            raise PlatformBusy("as many functions run as the account allows")
+        if worker.worker == self.refused:
+            raise PlatformError("the function's code is too large")
+        self.started.append(super().invoke(worker))
+        return self.started[-1]
+
+
+@pytest.mark.parametrize(("refused", "message"), [("", "interrupted while training"), ("s0.r1", "code is too large")])
+def test_nobody_waits_for_a_busy_platform_once_a_start_has_ended_otherwise(
+    storage: MemoryStorage, refused: str, message: str
+) -> None:
+    functions = BusyPlatform(load_spec("local"), storage, until=0)
+    functions.refused = refused
+    with pytest.raises((RunInterrupted, PlatformError), match=message):
+        launch(prepared(storage, functions, RunSettings(name=RUN)))
+    assert all(functions.status(handle).state is not State.RUNNING for handle in functions.started)
+    assert not list_generations(storage, RUN)

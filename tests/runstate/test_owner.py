@@ -1,5 +1,6 @@
 """Clients that want to own the same run: who is refused, who counts as dead, what the one that lost may still do."""
 
+import itertools
 import threading
 
 import pytest
@@ -277,3 +278,47 @@ def test_a_lease_that_is_there_and_not_listed_is_held() -> None:
     storage.delete(lease.key)
     with pytest.raises(Superseded, match="the lease of owner 0 is missing"):
         lease.check_now()
+
+
+class SlowLists(MemoryStorage):
+    """The first list stands still until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lists, self.is_asked, self.goes_on = 0, threading.Event(), threading.Event()
+
+    def list(self, prefix: str) -> tuple[str, ...]:
+        """Return the keys, maybe later."""
+        found = super().list(prefix)
+        self.lists += 1
+        if self.lists == 1:
+            self.is_asked.set()
+            assert self.goes_on.wait(LONG_S)
+        return found
+
+
+def test_threads_that_ask_at_once_share_an_answer_but_none_that_is_older_than_their_question() -> None:
+    storage, now, called = SlowLists(), itertools.count(), threading.Semaphore(0)
+
+    def clock() -> float:
+        called.release()
+        return float(next(now))
+
+    storage.goes_on.set()
+    lease = OwnerLease(storage, Keys(RUN).owner, 0, fresh_s=2.0, clock=clock)
+    lease.take()
+    storage.goes_on.clear()
+    storage.lists = 0
+    while called.acquire(blocking=False):
+        pass
+    threads = [threading.Thread(target=lease.check_now) for _ in range(8)]
+    threads[0].start()
+    assert storage.is_asked.wait(LONG_S)
+    for thread in threads[1:]:
+        thread.start()
+    for _ in range(2 + 7):  # two of the first, which asks, and one of each that waits for it
+        assert called.acquire(timeout=LONG_S)
+    storage.goes_on.set()
+    for thread in threads:
+        thread.join(LONG_S)
+    assert storage.lists == 2  # the first one's, and one for all that came while it was under way

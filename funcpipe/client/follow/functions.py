@@ -113,14 +113,21 @@ def unwatched_functions(storage: Storage, keys: Keys, watched: Sequence[WatchedF
 
 
 def start_as_owner(
-    platform: Platform, storage: Storage, keys: Keys, spec: WorkerSpec, check_owner: Callable[[], None]
+    platform: Platform,
+    storage: Storage,
+    keys: Keys,
+    spec: WorkerSpec,
+    check_owner: Callable[[], None],
+    *,
+    sleep: Callable[[float], object],
 ) -> StartedFunction:
-    """Start a function; `check_owner` raises Superseded if another client owns the run, and then no function is left.
+    """Start a function, and `sleep` while the platform is busy.
 
-    It asks again once the function is recorded: a client that took over before that may not have seen the function.
+    `check_owner` raises Superseded if another client owns the run, and then no function is left. It asks again once the
+    function is recorded: a client that took over before that may not have seen the function.
     """
     check_owner()
-    begun = start_function(platform, storage, keys, spec, patient=True)
+    begun = start_function(platform, storage, keys, spec, sleep=sleep)
     try:
         check_owner()
     except Superseded:

@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import logging
 from collections.abc import Iterator
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 from funcpipe.client.control.commands import after_interrupt
@@ -34,6 +35,7 @@ from funcpipe.errors import (
     Superseded,
 )
 from funcpipe.platforms.base import Storage
+from funcpipe.platforms.launch_rate import LaunchRate
 from funcpipe.platforms.local.output import keep_client_log
 from funcpipe.runstate.base import StoredBase, put_base
 from funcpipe.runstate.checkpoints import Checkpoints
@@ -55,6 +57,9 @@ from funcpipe.runstate.signing import KeyFolder, key_of
 from funcpipe.runstate.validations import BestModel
 
 _log = logging.getLogger(__name__)
+
+_STARTS_AT_ONCE = 32
+"""Functions that a client starts side by side: each start takes four requests to storage and one to the platform."""
 
 
 def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> RunResult:
@@ -221,9 +226,7 @@ def start(prepared: PreparedRun, keys: Keys, supervisor: Supervisor, *, detached
     if prepared.resumed is not None:
         unmark_run(prepared.storage, keys.run)
     try:
-        for spec in upload(prepared, keys):
-            write_payload(prepared.storage, keys, spec)
-            supervisor.start(spec)
+        _start_functions(prepared, keys, supervisor)
         record = replace(_record(prepared, keys), base=put_base(prepared.storage, keys, _base(prepared, keys)))
         write_record(prepared.storage, keys, record)
         if detached:
@@ -238,6 +241,30 @@ def start(prepared: PreparedRun, keys: Keys, supervisor: Supervisor, *, detached
     if prepared.resumed is not None:
         end_generation(prepared.storage, prepared.resumed.keys, prepared.reopen)
     return record
+
+
+def _start_functions(prepared: PreparedRun, keys: Keys, supervisor: Supervisor) -> None:
+    """Start functions side by side, no faster than the platform lets; each stage's once it is uploaded."""
+
+    def start_one(spec: WorkerSpec) -> None:
+        write_payload(prepared.storage, keys, spec)
+        supervisor.start(spec)
+
+    rate, starts = LaunchRate(prepared.platform.spec), list[Future[None]]()
+    pool = ThreadPoolExecutor(_STARTS_AT_ONCE, thread_name_prefix="funcpipe-start")
+    try:
+        for spec in upload(prepared, keys):
+            rate.take(1)
+            starts.append(pool.submit(start_one, spec))
+            if any(start.done() and start.exception() is not None for start in starts):
+                break
+        for start in wait(starts, return_when=FIRST_EXCEPTION).done:
+            start.result()
+    except BaseException:
+        supervisor.give_up()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def _base(prepared: PreparedRun, keys: Keys) -> StoredBase:

@@ -7,6 +7,7 @@ on.
 import contextlib
 import logging
 import math
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -77,6 +78,7 @@ class Supervisor:
         self._workers: dict[str, WatchedWorker] = {}
         self._began_s = time.monotonic()
         self._attached = self._detached = False
+        self._lock, self._gave_up = threading.Lock(), threading.Event()
 
     def __enter__(self) -> "Supervisor":
         return self
@@ -93,9 +95,13 @@ class Supervisor:
             self.stop(for_good=error is None or not self._keep)
 
     def start(self, spec: WorkerSpec) -> None:
-        """Start the function of one worker."""
+        """Start the function of one worker. Several threads may call it."""
         self._workers[spec.worker] = worker = WatchedWorker(spec)
         self._invoke(worker, spec)
+
+    def give_up(self) -> None:
+        """Let no start wait any longer for a platform that is busy: it raises PlatformError."""
+        self._gave_up.set()
 
     def attach(self, spec: WorkerSpec) -> None:
         """Watch the functions of one worker that others have started."""
@@ -171,9 +177,15 @@ class Supervisor:
 
     def _invoke(self, worker: WatchedWorker, spec: WorkerSpec) -> None:
         now_s = time.monotonic()
-        begun = start_as_owner(self._group.platform, self._storage, self._keys, spec, self._check_owner)
-        self._group.watch(WatchedFunction(begun, now_s))
+        platform = self._group.platform
+        begun = start_as_owner(platform, self._storage, self._keys, spec, self._check_owner, sleep=self._sleep)
+        with self._lock:
+            self._group.watch(WatchedFunction(begun, now_s))
         worker.beat_seen_s = now_s
+
+    def _sleep(self, seconds: float) -> None:
+        if self._gave_up.wait(seconds):
+            raise PlatformError("the run was given up while the platform was busy")
 
     def _supervise(self, worker: WatchedWorker) -> None:
         if worker.restarts.due_s is not None:

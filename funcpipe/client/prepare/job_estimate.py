@@ -30,6 +30,7 @@ from funcpipe.partitioner.cost.evaluate import hand_over_time_s, size_of
 from funcpipe.partitioner.cost.loads import meeting_share
 from funcpipe.partitioner.cost.stores import checkpoint_files, sync_bytes_each, sync_requests
 from funcpipe.platforms.catalog import load_spec, planned_spec
+from funcpipe.platforms.launch_rate import launched_after_s
 from funcpipe.worker.checkpoint_manager import CheckpointInterval
 
 _EMPTY_GETS = 1.5
@@ -100,6 +101,7 @@ class _JobCosts:
         self._prices, self._functions = prices, functions
         self._sizes = [size_of(stage.size, prices) for stage in plan.stages]
         self._usd_s = sum(prices_of(plan, prices).function_usd_s) * plan.replicas
+        self._launch_s = launched_after_s(plan.workers, prices)
         first_values, self._other_values = replace(plan, averaged=shape.averaged).saved_values
         self._parameter_bytes = list(self._parameters())
         constants = [stage.constant_bytes or 0 for stage in plan.stages]  # which no checkpoint holds
@@ -147,6 +149,7 @@ class _JobCosts:
         own_s = [min(known_s.get(size.name, slowest_s), slowest_s) for size in self._sizes]
         starts = [
             {
+                StartPart.LAUNCH.value: self._launch_s[0],
                 StartPart.ENVIRONMENT.value: cold_s,
                 StartPart.CODE.value: _LOAD_CPU_S / min(size.vcpu, 1.0),
                 StartPart.TENSORS.value: size_bytes / size.download_bytes_s,
@@ -157,12 +160,13 @@ class _JobCosts:
         return max(starts, key=lambda parts: sum(parts.values()))
 
     def _start(self) -> JobItem:
-        """All functions wait for the one that starts and loads most slowly; and each ends with a report."""
+        """All functions wait for the one that starts last and loads most slowly; and each ends with a report."""
         seconds = sum(self._start_parts().values()) + _END_REQUESTS * self._prices.latency_s
+        _, mean_s = self._launch_s  # functions are billed from their own start on
         return JobItem(
             count=self._plan.workers,
             seconds=seconds,
-            functions_usd=seconds * self._usd_s,
+            functions_usd=(seconds - mean_s) * self._usd_s,
             requests_usd=self._plan.workers * self._one_start_usd(),
         )
 

@@ -82,7 +82,7 @@ class FunctionPool:
     def join(self, worker: ServerWorker) -> None:
         """Start a worker; waits while the platform is busy. Raises PlatformError or PlatformRefused."""
         slot = self.slots[worker.name] = WorkerSlot(worker)
-        slot.connection = self._invoke(slot, patient=True)
+        slot.connection = self._invoke(slot, sleep=time.sleep)
 
     def leave(self, name: str) -> None:
         """Let a worker end what it has; no function follows."""
@@ -169,9 +169,9 @@ class FunctionPool:
         for connection in self.connections:
             connection.join()
 
-    def _invoke(self, slot: WorkerSlot, *, patient: bool = False) -> FunctionConnection:
+    def _invoke(self, slot: WorkerSlot, *, sleep: Callable[[float], object] | None = None) -> FunctionConnection:
         spec = replace(self._spec, worker=slot.worker.name, attempt=slot.attempts)
-        function = self._group.start(spec, patient=patient)
+        function = self._group.start(spec, sleep=sleep)
         slot.attempts += 1
         connection = FunctionConnection(spec, function, self._storage, self._inbox, clock=self._clock)
         self.connections.append(connection)

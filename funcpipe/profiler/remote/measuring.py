@@ -93,7 +93,7 @@ def run_probes(
     with FunctionGroup(platform, clock=time.monotonic) as group:
         while waiting or group.running:
             while waiting and len(group.running) < at_once:
-                group.start(waiting.pop(next(iter(waiting))), patient=True)
+                group.start(waiting.pop(next(iter(waiting))), sleep=time.sleep)
             time.sleep(POLL_S)
             for function in group.running:
                 status, seconds = group.poll(function), function.watched_s()
