@@ -59,20 +59,22 @@ def crossing_bytes(profile: ModelProfile) -> Array:
 
 
 def _groups(profile: ModelProfile, limit: int, keep: frozenset[int]) -> list[tuple[int, int]]:
-    crossing, weight = crossing_bytes(profile), _weights(profile)
+    crossing, totals = crossing_bytes(profile), list(_weights(profile))
     crossing[[0, -1, *keep]] = -1.0  # never given up
+    carried: list[float] = crossing.tolist()
+    heaviest = [float(total.max()) for total in totals]
     groups = [(i, i + 1) for i in range(len(profile.layers))]
-    totals = [weight[i] for i in range(len(weight))]
     while len(groups) > limit:
-        joinable = [i for i, (first, stop) in enumerate(groups) if max(crossing[first], crossing[stop]) >= 0]
+        joinable = [i for i, (first, stop) in enumerate(groups) if carried[first] >= 0 or carried[stop] >= 0]
         if not joinable:
             break
-        light = min(joinable, key=lambda i: float(totals[i].max()))
+        light = min(joinable, key=heaviest.__getitem__)
         sides = [side for side in (light - 1, light + 1) if 0 <= side < len(groups)]
-        other = max(sides, key=lambda side: (crossing[groups[max(side, light)][0]], -totals[side].max()))
+        other = max(sides, key=lambda side: (carried[groups[max(side, light)][0]], -heaviest[side]))
         left, right = min(light, other), max(light, other)
         groups[left : right + 1] = [(groups[left][0], groups[right][1])]
         totals[left : right + 1] = [totals[left] + totals[right]]
+        heaviest[left : right + 1] = [float(totals[left].max())]
     return groups
 
 
