@@ -132,10 +132,17 @@ class _Form:
         if self.argument is None:
             plain = torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device="meta")
         else:
-            storage = leaves[self.argument].untyped_storage()
             plain = torch.empty(0, dtype=self.dtype, device="meta")
-            plain.set_(storage, self.offset, self.shape, self.stride)
+            plain.set_(leaves[self.argument].untyped_storage(), self.offset, self.shape, self.stride)
         return FakeTensor(mode, plain, torch.device("cpu"))
+
+
+def placed(tensor: Tensor, storage: torch.UntypedStorage) -> Tensor:
+    """A tensor like one without contents, in another storage without contents."""
+    assert isinstance(tensor, FakeTensor)
+    plain = torch.empty(0, dtype=tensor.dtype, device="meta")
+    plain.set_(storage, tensor.storage_offset(), tensor.shape, tensor.stride())
+    return FakeTensor(tensor.fake_mode, plain, tensor.fake_device)
 
 
 def _form_key(func: Any, args: Any, kwargs: Any) -> Any:

@@ -1,7 +1,4 @@
-"""Measurements: the time and memory of one layer, and the memory of a function before it holds any.
-
-Equal layers are recognised by their `layer_fingerprint`, so that only one of them has to be measured.
-"""
+"""Measurements: the time and memory of one layer, and the memory of a function before it holds any."""
 
 import contextlib
 import functools
@@ -21,9 +18,6 @@ from torch import Tensor, nn
 from funcpipe.core import LayerReport, PlatformSpec
 from funcpipe.core.accelerator import Work
 from funcpipe.errors import RunError
-from funcpipe.model.graph.node_functions import EXPECTATIONS
-from funcpipe.model.graph.program import Call, Ref, attribute, map_leaves
-from funcpipe.model.graph.repeated import item_kind, module_kind
 from funcpipe.model.split import StageModule
 from funcpipe.model.tensors import fingerprint, flatten, stand_in, storage_id
 from funcpipe.platforms.process import environment
@@ -36,12 +30,15 @@ _CACHE_BYTES = 32 << 20  # more than a core keeps for itself
 
 @dataclass(frozen=True)
 class LayerRun:
-    """A forward pass of a layer: the tensors it sends, the storages it saves for backward (address to bytes), and the
-    bytes of the model's output, if it makes that.
+    """A forward pass of a layer: the tensors it sends, and what it saves for backward.
+
+    That is `own_bytes` in storages that no other layer sees, and those that are `saved` among the storages of values
+    that pass between layers (address to bytes). `output_bytes` are those of the model's output, if it makes that.
     """
 
     sent: Mapping[str, Tensor]
     saved: Mapping[int, int]
+    own_bytes: int = 0
     output_bytes: int = 0
 
 
@@ -67,7 +64,13 @@ def run_layer(stage: StageModule, values: Mapping[str, Tensor]) -> LayerRun:
     with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         sent, output = stage(_leaves(stage, values))
     output_bytes = sum(leaf.nbytes for leaf in flatten(output)[0] if isinstance(leaf, Tensor))
-    return LayerRun({name: tensor.detach() for name, tensor in sent.items()}, saved, output_bytes)
+    seen = {storage_id(tensor) for tensor in (*values.values(), *sent.values())}
+    return LayerRun(
+        {name: tensor.detach() for name, tensor in sent.items()},
+        {address: size for address, size in saved.items() if address in seen},
+        sum(size for address, size in saved.items() if address not in seen),
+        output_bytes,
+    )
 
 
 @contextlib.contextmanager
@@ -266,45 +269,3 @@ def _measured(forked: bool, modules: frozenset[str]) -> int:
     if done.returncode != 0:
         raise RunError(f"cannot measure the memory of an empty function: {done.stderr.strip()[-500:]}")
     return int(done.stdout)
-
-
-def layer_fingerprint(stage: StageModule, values: Mapping[str, Tensor]) -> str:
-    """Return a text that is the same for two layers only if they compute the same on tensors of the same kind.
-
-    It lists the calls, the settings of modules, and shape, type and layout of parameters and values.
-    """
-    program = stage.program
-    numbers: dict[str, int] = {}
-    for i, (name, node) in enumerate(program.placeholders.items()):
-        numbers[node] = i
-        numbers[name] = i
-    given = [(name in stage.differentiable, item_kind(values[name])) for name in (*stage.inputs, *stage.receives)]
-    for crossing in program.received:
-        numbers[crossing.node] = len(numbers)
-    for node in program.symbols:
-        numbers[node] = len(numbers)
-    calls = []
-    for layer in program.layers:
-        for call in layer.calls:
-            numbers[call.name] = len(numbers)
-            if call.target in EXPECTATIONS:  # which name the layer, and take no time
-                continue
-            calls.append(_call(stage, call, numbers))
-    sent = [numbers[crossing.node] for crossing in program.sent]
-    constants = [crossing.constants for crossing in program.received]
-    return repr((given, constants, calls, sent, sorted(numbers[node] for node in program.copied), stage.is_last))
-
-
-def _call(stage: StageModule, call: Call, numbers: Mapping[str, int]) -> Any:
-    def canonical(leaf: Any) -> Any:
-        return ("value", numbers[leaf.name]) if isinstance(leaf, Ref) else leaf
-
-    target: Any = call.target
-    if call.op == "call_module":
-        target = module_kind(attribute(stage, call.target))
-    elif call.op == "get_attr":
-        target = item_kind(attribute(stage, call.target))
-    elif call.op == "call_function":
-        target = (getattr(target, "__module__", ""), str(target))
-    arguments = map_leaves(call.args, canonical), map_leaves(dict(call.kwargs), canonical)
-    return call.op, target, *arguments, call.no_grad, call.autocast

@@ -20,6 +20,7 @@ from funcpipe.model.split.bundle import dump_stage, imported_modules
 from funcpipe.model.split.cut import stage_of
 from funcpipe.model.tensors import one_thread, stand_in, storage_id
 from funcpipe.profiler import REPEATS
+from funcpipe.profiler.equal_layers import LayerRuns, layer_fingerprint
 from funcpipe.profiler.estimate import estimator
 from funcpipe.profiler.measure import (
     LayerRun,
@@ -27,7 +28,6 @@ from funcpipe.profiler.measure import (
     Measure,
     Timing,
     base_memory_bytes,
-    layer_fingerprint,
     local_timer,
     run_layer,
     with_contents,
@@ -37,7 +37,8 @@ from funcpipe.profiler.measure import (
 class ProfileBuilder:
     """Collects the runs of layers, in order; `output_bytes` are those of the last one's output.
 
-    A storage that several layers save for backward counts for the first of them.
+    A storage that several layers save for backward counts for the first of them. `kinds` are the layers that were
+    measured, `timed_as` names the one of these that each other layer is equal to.
     """
 
     def __init__(self, graph: LayerGraph, sizes: int, inputs: Mapping[str, Tensor]) -> None:
@@ -52,6 +53,7 @@ class ProfileBuilder:
         self._added: list[tuple[LayerProfile, Timing]] = []
         self.output_bytes = 0
         self.timed_as: dict[str, str] = {}
+        self.kinds: list[StageModule] = []
 
     def add_layer(self, run: LayerRun, timing: Timing) -> None:
         """Add the next layer: its run on the values that later layers read, and its times, to be asked for later."""
@@ -96,7 +98,7 @@ class ProfileBuilder:
 
     def _newly_saved(self, number: int, run: LayerRun) -> int:
         """Return the bytes of the storages that this layer is the first to save."""
-        new = 0
+        new = run.own_bytes
         for address, size in run.saved.items():
             storage = self._alive.get(address)
             if storage is None or not storage.saved_by:
@@ -107,7 +109,7 @@ class ProfileBuilder:
 
     def _forget(self, number: int) -> None:
         """Drop the values that no layer after `number` reads: their addresses will be reused."""
-        gone = {value.name for value in self._graph.values if value.consumers[-1] == number}
+        gone = set(self._graph.last_read.get(number, ()))
         for address, storage in list(self._alive.items()):
             for name in storage.names & gone:
                 self._saved_by[name] = tuple(storage.saved_by)
@@ -198,9 +200,9 @@ def profile(
     The sample is one micro-batch itself if it is `whole`; raises DataError where it cannot be cut otherwise.
     Seconds are the median of `repeats` runs; with none, they are estimated from operations and bytes. `on` measures
     them in functions of every size; without it they are measured in this process and divided by the vCPUs of each size,
-    which is marked as an estimate unless the platform is the local one. Equal layers are measured once. `loss` turns
-    the model's output into a number; its time counts as part of the last layer. `progress` is called with each layer's
-    name and the share of layers done.
+    which is marked as an estimate unless the platform is the local one. Equal layers are measured once, and run once if
+    they are without weights. `loss` turns the model's output into a number; its time counts as part of the last layer.
+    `progress` is called with each layer's name and the share of layers done.
     """
     checks.at_least("repeats", repeats, 0 if on is None else 1)
     given = graph.signature.bind(sample, sample_kwargs)
@@ -215,7 +217,7 @@ def profile(
         return found
 
     def run(stage: StageModule, given: dict[str, Tensor]) -> LayerRun:
-        with _undisturbed(graph.module), contextlib.nullcontext() if whole else cutting(graph, micro_batch):
+        with _undisturbed(stage), contextlib.nullcontext() if whole else cutting(graph, micro_batch):
             return run_layer(stage, given)
 
     with _undisturbed(graph.module) if on is None else contextlib.nullcontext():
@@ -223,7 +225,7 @@ def profile(
             if progress is not None:
                 progress(layer.name, (i + 1) / len(graph.layers))
     *layers, end = builder.layers()
-    base_bytes, end_bytes = _code_bytes(graph, forked=spec.name == "local")
+    base_bytes, end_bytes = _code_bytes(builder.kinds, forked=spec.name == "local")
     if spec.base_memory_bytes is not None:
         base_bytes += spec.base_memory_bytes - base_memory_bytes(forked=spec.name == "local")
     return ModelProfile(
@@ -262,30 +264,31 @@ def _measured(
 ) -> Iterator[Layer]:
     """Yield each layer after adding it to `builder`; `values` holds what later layers will read."""
     known: dict[str, tuple[str, Timing]] = {}
+    runs = LayerRuns(run_once)
     for i, layer in enumerate(graph.layers):
         stage = stage_of(graph, i, i + 1)
-        run = run_once(stage, values)
         fingerprint = layer_fingerprint(stage, values)
+        run = runs.of(stage, values, fingerprint)
         if fingerprint not in known:
             known[fingerprint] = layer.name, measure(stage, values)
+            builder.kinds.append(stage)
         else:
             builder.timed_as[layer.name] = known[fingerprint][0]
         builder.add_layer(run, known[fingerprint][1])
         values.update(run.sent)
-        for value in graph.values:
-            if value.consumers[-1] == i:
-                del values[value.name]
+        for name in graph.last_read.get(i, ()):
+            del values[name]
         yield layer
 
 
-def _code_bytes(graph: LayerGraph, *, forked: bool) -> tuple[int, int]:
+def _code_bytes(kinds: Sequence[StageModule], *, forked: bool) -> tuple[int, int]:
     """The memory of any function of this model before it holds layers, and what the last layer's code adds to it.
 
-    The last layer makes the model's output, whose class is often the only thing that it needs of a large package.
+    The last layer, which is the last of the `kinds`, makes the model's output, whose class is often the only thing that
+    it needs of a large package.
     """
-    count = len(graph.layers)
-    pieces = [stage_of(graph, first, stop) for first, stop in ((0, count - 1), (count - 1, count)) if first < stop]
-    modules = [imported_modules(dump_stage(piece, None)[0]) for piece in pieces]
+    pieces = [piece for piece in (kinds[:-1], kinds[-1:]) if piece]
+    modules = [imported_modules(dump_stage(piece[0], piece[1:])[0]) for piece in pieces]
     base_bytes = base_memory_bytes(forked=forked, modules=modules[0])
     whole_bytes = base_memory_bytes(forked=forked, modules=modules[0] | modules[-1])
     return base_bytes, max(0, whole_bytes - base_bytes)  # measurements vary even where nothing is added

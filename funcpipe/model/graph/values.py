@@ -234,6 +234,42 @@ class LayerGraph:
             Tie(tuple(names), tuple(layers), sizes[key]) for key, (names, layers) in found.items() if len(layers) > 1
         )
 
+    @cached_property
+    def value_named(self) -> Mapping[str, Value]:
+        """The values by name."""
+        return {value.name: value for value in self.values}
+
+    @cached_property
+    def last_read(self) -> Mapping[int, tuple[str, ...]]:
+        """The names of the values that no layer after one reads, by the number of that layer."""
+        found: dict[int, list[str]] = defaultdict(list)
+        for value in self.values:
+            found[value.consumers[-1]].append(value.name)
+        return {layer: tuple(names) for layer, names in found.items()}
+
+    @cached_property
+    def sent_by(self) -> Mapping[int, tuple[Crossing, ...]]:
+        """The crossings that a layer produces, by its number."""
+        found: dict[int, list[Crossing]] = defaultdict(list)
+        for item in self.crossings:
+            found[item.producer].append(item)
+        return {layer: tuple(items) for layer, items in found.items()}
+
+    @cached_property
+    def crossing_order(self) -> Mapping[str, int]:
+        """The position among `crossings` of each by its node."""
+        return {item.node: i for i, item in enumerate(self.crossings)}
+
+    @cached_property
+    def input_nodes(self) -> Mapping[str, str]:
+        """The nodes of model inputs, by input."""
+        return {node.meta["input"]: node.name for node in self.module.graph.nodes if "input" in node.meta}
+
+    @cached_property
+    def size_nodes(self) -> tuple[torch.fx.Node, ...]:
+        """The nodes of free sizes."""
+        return tuple(node for node in self.module.graph.nodes if "symbol" in node.meta)
+
     def crossing(self, cut: int) -> tuple[Value, ...]:
         """The values computed before layer `cut` and read by it or later."""
         return tuple(value for value in self.values if value.producer < cut <= value.consumers[-1])

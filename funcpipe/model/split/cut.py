@@ -15,7 +15,7 @@ from funcpipe.core import Plan
 from funcpipe.errors import ModelError, PlanError
 from funcpipe.model.graph.program import WHOLE, attribute, compile_nodes, is_inside, plain
 from funcpipe.model.graph.symbols import Symbol
-from funcpipe.model.graph.values import Carried, Crossing, Layer, LayerGraph, Value
+from funcpipe.model.graph.values import Carried, Crossing, Layer, LayerGraph
 from funcpipe.model.split.stage import LayerProgram, StageModule, StageProgram
 from funcpipe.model.tensors import LEAF
 
@@ -114,15 +114,16 @@ def _program(graph: LayerGraph, first: int, stop: int) -> StageProgram:
     outputs = graph.outputs if is_last else ()
     results = {node.name for node in outputs if isinstance(node, torch.fx.Node)}
     read = results | {used.name for layer in layers for node in layer.nodes for used in node.all_input_nodes}
-    received = tuple(item for item in graph.crossings if item.producer < first and item.node in read)
-    sent = tuple(item for item in graph.crossings if first <= item.producer < stop <= item.consumers[-1])
-    values = {value.name: value for value in graph.values}
-    sources = {item.meta["input"]: item.name for item in graph.module.graph.nodes if "input" in item.meta}
+    order = graph.crossing_order
+    received = tuple(graph.crossings[i] for i in sorted(order[name] for name in read & order.keys()))
+    received = tuple(item for item in received if item.producer < first)
+    sent = tuple(item for i in range(first, stop) for item in graph.sent_by.get(i, ()) if item.consumers[-1] >= stop)
+    values, sources = graph.value_named, graph.input_nodes
     placeholders = {name: node for name, node in sources.items() if node in read}
     claimed = {symbol for item in sent for name in item.names if name for symbol in values[name].symbols}
     symbols = {}
-    for item in graph.module.graph.nodes:
-        if "symbol" in item.meta and (item.name in read or item.meta["symbol"].name in claimed):
+    for item in graph.size_nodes:
+        if item.name in read or item.meta["symbol"].name in claimed:
             symbols[item.name] = _source(graph, item.meta["symbol"], placeholders, received)
             name = symbols[item.name][0]
             if name in sources:
@@ -132,7 +133,7 @@ def _program(graph: LayerGraph, first: int, stop: int) -> StageProgram:
         layers=_layer_programs(layers, results | {item.node for item in sent} | set(sources.values())),
         placeholders=placeholders,
         symbols=symbols,
-        claims=_claims(graph, sent, values),
+        claims=_claims(graph, sent),
         copied=frozenset(name for layer in layers for name in layer.changes) & given,
         received=received,
         sent=sent,
@@ -150,23 +151,20 @@ def _source(
     for name in placeholders:
         if symbol.name in graph.signature.checks.sizes[name]:
             return name, graph.signature.checks.sizes[name].index(symbol.name)
-    values = {value.name: value for value in graph.values}
     for name in (name for item in received for name in item.names if name is not None):
-        if symbol.name in values[name].symbols:
-            return name, values[name].symbols.index(symbol.name)
+        if symbol.name in graph.value_named[name].symbols:
+            return name, graph.value_named[name].symbols.index(symbol.name)
     return symbol.source, symbol.dim
 
 
-def _claims(
-    graph: LayerGraph, sent: Sequence[Crossing], values: Mapping[str, Value]
-) -> tuple[tuple[str, int, str], ...]:
+def _claims(graph: LayerGraph, sent: Sequence[Crossing]) -> tuple[tuple[str, int, str], ...]:
     """The free sizes that a stage sends and other stages may read: a value, its dimension, the node of the size."""
-    nodes = {item.meta["symbol"].name: item.name for item in graph.module.graph.nodes if "symbol" in item.meta}
+    nodes = {item.meta["symbol"].name: item.name for item in graph.size_nodes}
     names = [name for item in sent for name in item.names if name is not None]
     return tuple(
         (name, dim, nodes[symbol])
         for name in names
-        for dim, symbol in enumerate(values[name].symbols)
+        for dim, symbol in enumerate(graph.value_named[name].symbols)
         if symbol in nodes
     )
 
