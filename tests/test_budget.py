@@ -32,7 +32,7 @@ ROOMS = {
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),
-    "model": Size(6108, 96, 241),
+    "model": Size(6145, 96, 241),
     "neighbours": Size(3743, 72, 196),
     "partitioner": Size(5479, 71, 265),
     "platforms": Size(6204, 102, 245),

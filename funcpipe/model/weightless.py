@@ -16,6 +16,7 @@ from weights.
 
 import functools
 import hashlib
+import zlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +35,7 @@ class Weightless(FakeTensorMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__(allow_non_fake_inputs=True)
         self._known: dict[int, tuple[Any, str]] = {}  # by the identity of storages: a weak reference, the fingerprint
+        self._kept: dict[Any, tuple[Any, int, str]] = {}  # by place in memory: its storage, a checksum, the hash
         self._depth = 0
         self._forms: dict[Any, tuple[_Form | None, ...]] = {}  # of results, by operator and forms of what it is given
 
@@ -50,8 +52,24 @@ class Weightless(FakeTensorMode):  # type: ignore[no-untyped-call]
         """The fingerprint of a tensor with or without contents."""
         where = tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()) if is_dense(tensor) else ()
         if not isinstance(tensor, FakeTensor):
-            return _hash(where, _contents(tensor))
+            return _hash(where, self._of_contents(tensor))
         return _hash(where, tensor.storage_offset(), self._of_storage(tensor))
+
+    def _of_contents(self, tensor: Tensor) -> str:
+        """The hash of contents. That of a large tensor, such as a mask that all blocks read, is kept with a checksum,
+        which is faster to compute, and computed again when what is in its memory has another one.
+        """
+        if not is_dense(tensor) or tensor.nbytes < _LARGE:
+            return _contents(tensor)
+        storage = tensor.untyped_storage()
+        place = storage._cdata, tensor.dtype, tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset()
+        check = zlib.crc32(_bytes(tensor))
+        reference, known, found = self._kept.get(place, (None, 0, ""))
+        if reference is None or reference.expired() or known != check:
+            found = _contents(tensor)
+            self._kept = {key: entry for key, entry in self._kept.items() if not entry[0].expired()}
+            self._kept[place] = StorageWeakRef(storage), check, found  # type: ignore[no-untyped-call]
+        return found
 
     def dispatch(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         """Compute the form of what `func` makes, and its fingerprint."""
@@ -66,7 +84,7 @@ class Weightless(FakeTensorMode):  # type: ignore[no-untyped-call]
             )
         draws = _draw() if _draws(func, args, kwargs) else 0
         leaves = _flat((args, kwargs))
-        given = [self.fingerprint(v) if isinstance(v, Tensor) else repr(v) for v in leaves]
+        given = [self._given(leaf) for leaf in leaves]
         before = {leaf.untyped_storage()._cdata for leaf in leaves if isinstance(leaf, Tensor)}
         result = self._computed(func, types, args, kwargs)
         made = [leaf for leaf in _flat(result) if isinstance(leaf, FakeTensor)]
@@ -102,6 +120,12 @@ class Weightless(FakeTensorMode):  # type: ignore[no-untyped-call]
         source = args[1] if func is torch.ops.aten.copy_.default else args[0]
         alike = isinstance(source, FakeTensor) and source.dtype == result.dtype and source.shape == result.shape
         return self._of_storage(source) if alike and _is_whole(source) and _is_whole(result) else None
+
+    def _given(self, leaf: Any) -> Any:
+        """What an argument of an operator is, for the fingerprints of what that makes."""
+        if not isinstance(leaf, FakeTensor) or not is_dense(leaf):
+            return self.fingerprint(leaf) if isinstance(leaf, Tensor) else repr(leaf)
+        return leaf.dtype, *leaf.shape, leaf.stride(), leaf.storage_offset(), self._of_storage(leaf)
 
     def _of_storage(self, tensor: Tensor) -> str:
         reference, found = self._known.get(tensor.untyped_storage()._cdata, (None, ""))
@@ -156,7 +180,8 @@ def _form_key(func: Any, args: Any, kwargs: Any) -> Any:
         if not isinstance(leaf, Tensor):
             parts.append((type(leaf), leaf))
             continue
-        if not is_dense(leaf) or leaf.dtype.is_complex or leaf.device.type != "cpu":
+        device = leaf.fake_device if isinstance(leaf, FakeTensor) else leaf.device
+        if not is_dense(leaf) or leaf.dtype.is_complex or device.type != "cpu":
             return None
         if not leaf.dim() and not isinstance(leaf, FakeTensor):
             return None  # perhaps a number, which is promoted otherwise
@@ -210,17 +235,34 @@ def _flat(value: Any, *, marked: bool = False) -> list[Any]:
     """The leaves of an operator's arguments or results, which lie in lists, tuples and dicts alone; with marks for
     these, if that is wanted.
     """
-    if not isinstance(value, list | tuple | dict):
-        return [value]
-    found: list[Any] = [(type(value), len(value))] if marked else []
-    for name, item in value.items() if isinstance(value, dict) else enumerate(value):
-        if marked and isinstance(value, dict):
-            found.append(name)
-        found += _flat(item, marked=marked)
+    found: list[Any] = []
+    _collect(value, found, marked)
     return found
 
 
+def _collect(value: Any, found: list[Any], marked: bool) -> None:
+    if not isinstance(value, _CONTAINERS):
+        found.append(value)
+        return
+    if marked:
+        found.append((type(value), len(value)))
+    if isinstance(value, dict):
+        if marked:
+            found += value
+        value = value.values()
+    for item in value:
+        if isinstance(item, _CONTAINERS):
+            _collect(item, found, marked)
+        else:
+            found.append(item)
+
+
+_CONTAINERS = (list, tuple, dict)
+
 _MOST = 10_000
+
+_LARGE = 1 << 16
+"""The bytes from which on the hash of contents is kept."""
 
 _NEW = -1
 """In place of the argument whose memory a result lies in."""
@@ -242,8 +284,12 @@ def _is_whole(tensor: Tensor) -> bool:
 def _contents(tensor: Tensor) -> str:
     if not is_dense(tensor):
         return repr(tensor)
+    return hashlib.blake2b(_bytes(tensor), digest_size=12).hexdigest()
+
+
+def _bytes(tensor: Tensor) -> memoryview:
     plain = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
-    return hashlib.blake2b(plain.view(torch.uint8).numpy().data, digest_size=12).hexdigest()
+    return plain.view(torch.uint8).numpy().data
 
 
 @functools.cache

@@ -124,3 +124,15 @@ def test_a_llama_has_the_layers_that_it_has_with_weights() -> None:
     assert found.tracer == expected.tracer == "fx"
     assert [layer.name for layer in found.layers] == [layer.name for layer in expected.layers]
     assert found.values == expected.values
+
+
+def test_contents_of_a_large_tensor_are_seen_to_change() -> None:
+    mask = torch.zeros(256, 256)
+    before = MODE.fingerprint(mask)
+    mask.data[3, 4] = 1.0  # which does not raise the version of the tensor
+    changed = MODE.fingerprint(mask)
+    assert changed != before
+    assert MODE.fingerprint(mask.clone()) == MODE.fingerprint(mask.view(256, 256)) == changed
+    mask.data[3, 4] = 0.0
+    assert MODE.fingerprint(mask) == before
+    assert MODE.fingerprint(mask[1:]) != before
