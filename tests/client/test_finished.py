@@ -1,7 +1,6 @@
 """Runs that were left to themselves, and have finished before anybody comes back; on functions that are threads."""
 
 import functools
-import itertools
 import math
 import threading
 from collections.abc import Iterator
@@ -120,7 +119,7 @@ def left_to_its_end(storage: MemoryStorage, functions: Counting) -> Keys:
     for name in objects.list(""):
         storage.put(name, objects.get(name))
     functions._functions.update(platform._functions)
-    functions._numbers = itertools.count(platform.invoked)
+    functions._next_number = platform.invoked
     functions.invoked = platform.invoked
     (keys,) = list_generations(storage, RUN)
     if KeyFolder().find(keys) is None:  # it went with the result of another test
