@@ -23,11 +23,11 @@ class Size(NamedTuple):
 
 
 ROOMS = {
-    "analysis": Size(445, 6, 19),
+    "analysis": Size(449, 6, 19),
     "api": Size(546, 8, 12),
     "cli": Size(2367, 16, 115),
     "client": Size(4785, 51, 190),
-    "comm": Size(1246, 23, 55),
+    "comm": Size(1251, 23, 55),
     "core": Size(3257, 131, 218),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
@@ -38,7 +38,7 @@ ROOMS = {
     "platforms": Size(6204, 102, 245),
     "profiler": Size(1005, 13, 44),
     "runstate": Size(2529, 40, 131),
-    "scheduler": Size(1428, 29, 49),
+    "scheduler": Size(1647, 35, 59),
     "show": Size(1688, 11, 95),
     "sweep": Size(1175, 22, 22),
     "testing": Size(808, 19, 23),

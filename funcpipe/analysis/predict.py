@@ -32,14 +32,15 @@ from funcpipe.partitioner.cost.formulas import lane_times
 from funcpipe.partitioner.cost.loads import Loads, Setting, meeting_share
 from funcpipe.partitioner.cost.rounding import addition_s, all_s
 from funcpipe.partitioner.cost.stores import link
-from funcpipe.scheduler.graph import Graph, StepShape, build_graph
+from funcpipe.scheduler.graph import StepShape
 from funcpipe.scheduler.late import LatePart
 from funcpipe.scheduler.pipeline import Loading
 from funcpipe.scheduler.simulator.costs import Cost, Timeline, costs_of
 from funcpipe.scheduler.simulator.disturbances import UNDISTURBED, Disturbances
-from funcpipe.scheduler.simulator.request_queues import BURST_S, UNLIMITED, RequestLimits
-from funcpipe.scheduler.simulator.simulate import play
-from funcpipe.scheduler.tasks import GETS, PUTS, Kind, Task, source_of
+from funcpipe.scheduler.simulator.folded_graph import FoldedGraph
+from funcpipe.scheduler.simulator.request_queues import BURST_S, StepLimits
+from funcpipe.scheduler.simulator.simulate import play_folded
+from funcpipe.scheduler.tasks import GETS, PUTS, Kind, Task
 
 _NORM_BYTES = 8
 
@@ -86,47 +87,56 @@ def forecast(
     `clipped`, gradients are clipped by their norm, so all stages exchange norms before they update. Raises PlanError
     unless plan, profile and platform belong together.
     """
-    graph = build_graph(step_shape(plan, profile, clipped=clipped, meets=meets, fragment=fragment, beside=beside))
-    costs = costs_of(graph, task_cost(plan, profile, spec, meets=meets), uniform=True)
+    shape = step_shape(plan, profile, clipped=clipped, meets=meets, fragment=fragment, beside=beside)
+    folded = FoldedGraph.of(shape)
+    costs = costs_of(folded.graph, task_cost(plan, profile, spec, meets=meets), uniform=True)
     caps = tuple(spec.store(name).shared_bytes_s for name in _stores_of(plan))
     disturbed = replace(disturbances, contention=spec.contention, shared_bytes_s=caps, shared_cores=spec.shared_cores)
-    return play(graph, costs, disturbances=disturbed, limits=request_limits(graph, plan, spec))
+    return play_folded(folded, costs, disturbances=disturbed, limits=request_limits(folded, plan, spec))
 
 
-def request_limits(graph: Graph, plan: Plan, spec: PlatformSpec) -> RequestLimits:
-    """The queues in which requests of `plan` wait for their stores: for each prefix, and for all of an account."""
-    names = _stores_of(plan)
+def request_limits(folded: FoldedGraph, plan: Plan, spec: PlatformSpec) -> StepLimits | None:
+    """The queues in which requests of `plan` wait for their stores: for each prefix, and for all of an account.
+
+    None if no more is asked for than comes in at once.
+    """
+    names, tasks = _stores_of(plan), folded.graph.tasks
     stores = [spec.store(name) for name in names]
-    asked = Counter((task.kind, names.index(_store_of(task, plan))) for task in graph.tasks if _is_request(task))
+    asked = Counter((task.kind, names.index(_store_of(task, plan))) for task in tasks if _is_request(task))
     for number, store in enumerate(stores):
-        puts, gets = (sum(asked[kind, number] for kind in kinds) for kinds in (PUTS, GETS))
+        puts, gets = (folded.mirrors * sum(asked[kind, number] for kind in kinds) for kinds in (PUTS, GETS))
         rates = ((puts, store.puts_s), (gets, store.gets_s), (puts + gets, store.requests_s))
         if any(rate is not None and count > rate * BURST_S for count, rate in rates):
             break
     else:
-        return UNLIMITED  # as no more is asked for than comes in at once
-    found: dict[tuple[object, ...], int] = {}
+        return None
+    numbers: dict[str, int] = {}
+    prefixes = [
+        [numbers.setdefault(spread_prefix(worker_name(i, r)), len(numbers)) for r in range(plan.replicas)]
+        for i in range(len(plan.stages))
+    ]
+    found: dict[tuple[int, ...], int] = {}
     interval_s: list[float] = []
 
-    def queue_of(rate: float | None, *which: object) -> int:
+    def queues_of(rate: float | None, *which: int, count: int) -> int:
         if rate is None:
             return -1
         if which not in found:
             found[which] = len(interval_s)
-            interval_s.append(1 / rate)
+            interval_s.extend([1 / rate] * count)
         return found[which]
 
     queues: list[tuple[int, int]] = []
-    for task in graph.tasks:
+    for task in tasks:
         if not _is_request(task):
             queues.append((-1, -1))
             continue
-        number, put = names.index(_store_of(task, plan)), task if task.kind in PUTS else source_of(task)
-        prefix = spread_prefix(worker_name(put.stage, put.replica))
-        store, is_put = stores[number], task.kind in PUTS
-        below = queue_of(store.puts_s if is_put else store.gets_s, number, is_put, prefix)
-        queues.append((below, queue_of(store.requests_s, number)))
-    return RequestLimits(queues=tuple(zip(*queues, strict=True)), interval_s=interval_s)
+        number, is_put = names.index(_store_of(task, plan)), task.kind in PUTS
+        store = stores[number]
+        below = queues_of(store.puts_s if is_put else store.gets_s, number, is_put, count=len(numbers))
+        queues.append((below, queues_of(store.requests_s, number, count=1)))
+    below, of_store = np.array(queues).T
+    return StepLimits(below=below, of_store=of_store, prefixes=np.array(prefixes), interval_s=interval_s)
 
 
 def _is_request(task: Task) -> bool:

@@ -151,8 +151,21 @@ class Pattern:
         return self.sync is not Sync.EXCHANGE
 
     @property
+    def turn(self) -> int:
+        """The places in a circle by which replicas may change theirs, so that each does what another one did.
+
+        So what replica r + turn does is what replica r does, with peers as many places further on. In a way that does
+        not say so, no replica stands for another.
+        """
+        return 1 if self.sync in _EVEN else self.workers
+
+    @property
     def _readers(self) -> int:
         return -(-(self.replicas - 1) // self.streams.groups)
+
+
+_EVEN = frozenset({Sync.THREE_PHASE, Sync.PIPELINED, Sync.STREAMED, Sync.EXCHANGE})
+"""The ways in which all replicas have the same part."""
 
 
 @lru_cache(maxsize=64)  # every task of a graph asks for its own

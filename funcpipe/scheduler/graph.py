@@ -12,6 +12,7 @@ A meeting whose sums are taken `delay` steps late goes on beside these steps: ea
 over its computations.
 """
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -86,21 +87,37 @@ class StepShape:
         """True if the replicas sum gradients, which all of them update with."""
         return self.replicas > 1 and not self.alone
 
+    @property
+    def turn(self) -> int:
+        """The number of replicas after which others do the same with peers further on (`Pattern.turn`)."""
+        loaded = 0 if self.loading is None else self.loading.following
+        uneven = self.micro_batches % self.replicas or loaded % self.replicas or self.joint_loss
+        return (
+            self.replicas
+            if uneven or self.replicas == 1
+            else math.lcm(*(self.pattern_of(stage).turn for stage in range(self.stages)))
+        )
+
     def pattern_of(self, stage: int) -> Pattern:
         """Return the pattern by which the replicas of a stage sum their gradients."""
         way = self.ways[stage] if self.ways else SyncWay(self.sync, self.streams)
         return pattern(way.sync, self.replicas, way.streams)
 
 
-def build_graph(shape: StepShape) -> Graph:
-    """Return the tasks of one step of all workers; micro-batch m belongs to replica m mod `replicas`."""
+def build_graph(shape: StepShape, *, turn: int | None = None) -> Graph:
+    """Return the tasks of one step of all workers; micro-batch m belongs to replica m mod `replicas`.
+
+    Given the `turn` of the shape, only those of so many replicas. Each of them stands for others too: where a task
+    needs one of replica r, it needs that of replica r mod `turn`. The last need of a get is the put of its object.
+    """
+    turn = turn or shape.replicas
     links = find_links(shape.routes, shape.stages)
     tasks: list[Task] = []
     needs: list[tuple[int, ...]] = []
     gets: list[int] = []
     puts: dict[Task, int] = {}
     for stage in range(shape.stages):
-        for replica in range(shape.replicas):
+        for replica in range(turn):
             first, place = len(tasks), dict[Task, int]()
             asked = _Asked()
             for task, local in _tasks_of(shape, links[stage], stage, replica):
@@ -116,7 +133,10 @@ def build_graph(shape: StepShape) -> Graph:
             needs.append(tuple(position for position in range(first, len(tasks)) if position not in needed))
             tasks.append(Task(Kind.UPDATE, stage, replica))
     for position in gets:
-        needs[position] += (puts[source_of(tasks[position])],)
+        put = source_of(tasks[position])
+        if put.replica >= turn:
+            put = put._replace(replica=put.replica % turn)
+        needs[position] += (puts[put],)
     return Graph(tuple(tasks), tuple(needs))
 
 
@@ -133,7 +153,7 @@ class _Asked:
 
     def after(self, get: Task, local: tuple[Task, ...], place: Mapping[Task, int]) -> tuple[Task, ...]:
         """Return the tasks that `get`, which comes next, needs of its own worker, if by itself it needs `local`."""
-        if get.kind not in RECEIVES and self._last not in local:
+        if get.kind not in RECEIVES and self._last not in local and self._needs != local:
             computed = max([place[need] for need in local if RESOURCES[need.kind] is Resource.COMPUTE], default=-1)
             local += tuple(
                 need

@@ -278,8 +278,8 @@ def test_a_round_takes_what_the_cost_model_says(
         assert met.duration_s > alone.duration_s
     others = [forecast(plan, profile, SPEC, fragment=fragment) for fragment in range(1, fragments)]
     for lane, counted in ((Resource.UPLOAD, estimate.puts), (Resource.DOWNLOAD, estimate.gets)):
-        many = sum(task.kind.resource is lane for played in (met, *others) for task in played.graph.tasks)
-        few = sum(task.kind.resource is lane for task in alone.graph.tasks)
+        many = sum(task.kind.resource is lane for played in (met, *others) for task in played.tasks)
+        few = sum(task.kind.resource is lane for task in alone.tasks)
         assert counted == round(((steps - fragments) * few + many) / steps)
 
 

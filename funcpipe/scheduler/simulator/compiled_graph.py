@@ -67,24 +67,59 @@ class CompiledGraph:
         return self.released[self.first[entry] : self.first[entry + 1]]
 
 
-def compile_graph(graph: Graph) -> CompiledGraph:
-    """Return `graph` with its strict lanes turned into dependencies."""
-    tasks = graph.tasks
-    count = len(tasks)
-    workers: dict[Worker, int] = {}
-    worker_of = np.array([workers.setdefault(task[1:3], len(workers)) for task in tasks], np.int64)
-    kinds = np.array([_NUMBERS[task[0]] for task in tasks], np.int64)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphColumns:
+    """A task graph as arrays: kind, by number, stage and replica of each task; and its needs, of which each is a task
+    of `sources`, by position, that the one of `targets` needs. Stages have `of_replicas` replicas.
+    """
+
+    kinds: Array
+    stages: Array
+    replicas: Array
+    sources: Array
+    targets: Array
+    of_replicas: int
+
+    @property
+    def lanes(self) -> Array:
+        """The number of each task's resource, in `LANES`."""
+        return LANE_OF[self.kinds]
+
+
+def graph_columns(graph: Graph, of_replicas: int | None = None) -> GraphColumns:
+    """Return the arrays of `graph`; without `of_replicas`, stages have as many replicas as there are."""
+    tasks, count = graph.tasks, len(graph.tasks)
+    lengths = np.fromiter(map(len, graph.needs), np.int64, count)
+    replicas = np.fromiter((task[2] for task in tasks), np.int64, count)
+    return GraphColumns(
+        kinds=np.fromiter((_NUMBERS[task[0]] for task in tasks), np.int64, count),
+        stages=np.fromiter((task[1] for task in tasks), np.int64, count),
+        replicas=replicas,
+        sources=np.fromiter(chain.from_iterable(graph.needs), np.int64, int(lengths.sum())),
+        targets=np.repeat(np.arange(count), lengths),
+        of_replicas=of_replicas or 1 + int(replicas.max(initial=0)),
+    )
+
+
+def compile_graph(columns: GraphColumns) -> CompiledGraph:
+    """Return the graph of `columns` with its strict lanes turned into dependencies."""
+    kinds, count = columns.kinds, len(columns.kinds)
+    numbers = columns.stages * columns.of_replicas + columns.replicas
+    found, first_task, worker_of = np.unique(numbers, return_index=True, return_inverse=True)
+    by_first = np.argsort(first_task)
+    worker_of = np.argsort(by_first)[worker_of]
+    pairs = zip(*(number.tolist() for number in np.divmod(found[by_first], columns.of_replicas)), strict=True)
+    workers = {worker: number for number, worker in enumerate(pairs)}
     strict = _IS_STRICT[kinds]
-    lane = worker_of * len(_LANES) + _LANE_OF[kinds]
-    sources, targets = _needs(graph)
+    lane = worker_of * len(LANES) + columns.lanes
     before, after = _lane_order(count + worker_of, lane, strict)
-    sources, targets = np.concatenate([sources, before]), np.concatenate([targets, after])
+    sources = np.concatenate([columns.sources, before])
+    targets = np.concatenate([columns.targets, after])
     entries = count + len(workers)
-    shared, numbers = np.unique(lane[~strict]), np.full(len(_LANES) * len(workers), -1)
-    numbers[shared] = np.arange(len(shared))
+    shared, lane_number = np.unique(lane[~strict]), np.full(len(LANES) * len(workers), -1)
+    lane_number[shared] = np.arange(len(shared))
     starts = [-1] * len(workers)
-    limits = open_requests(1 + max((replica for _, replica in workers), default=0))
-    room, asked = _requests(limits, lane, shared)
+    room, asked = _requests(open_requests(columns.of_replicas), lane, shared)
     waits = np.bincount(targets, minlength=entries)
     waits[list(chain.from_iterable(asked))] += 1
     return CompiledGraph(
@@ -94,18 +129,11 @@ def compile_graph(graph: Graph) -> CompiledGraph:
         first=[0, *np.cumsum(np.bincount(sources, minlength=entries)).tolist()],
         released=targets[np.argsort(sources, kind="stable")].tolist(),
         waits=waits.tolist(),
-        lane=numbers[lane].tolist() + starts,
+        lane=lane_number[lane].tolist() + starts,
         side_by_side=_IS_SIDE_BY_SIDE[kinds].tolist() + [False] * len(workers),
         room=room,
         asked=asked,
     )
-
-
-def _needs(graph: Graph) -> tuple[Array, Array]:
-    """Return the dependencies of the graph: two arrays, the task that is needed and the task that needs it."""
-    lengths = np.fromiter(map(len, graph.needs), np.int64, len(graph.needs))
-    sources = np.fromiter(chain.from_iterable(graph.needs), np.int64, int(lengths.sum()))
-    return sources, np.repeat(np.arange(len(lengths)), lengths)
 
 
 def _lane_order(start: Array, lane: Array, strict: npt.NDArray[np.bool_]) -> tuple[Array, Array]:
@@ -123,16 +151,15 @@ def _requests(limits: Mapping[Resource, int], lane: Array, shared: Array) -> tup
     order, room, asked = np.argsort(lane, kind="stable"), [], []
     borders = (np.searchsorted(lane, shared, side, sorter=order).tolist() for side in ("left", "right"))
     for number, start, stop in zip(shared.tolist(), *borders, strict=True):
-        resource = _RESOURCES[number % len(_RESOURCES)]
+        resource = LANES[number % len(LANES)]
         in_order = ORDERS[resource] is Order.ASKED
         room.append(math.inf if in_order else limits[resource])
         asked.append(order[start + limits[resource] : stop].tolist() if in_order else [])
     return room, asked
 
 
+LANES = tuple(dict.fromkeys(RESOURCES.values()))
+LANE_OF = np.array([LANES.index(RESOURCES[kind]) for kind in Kind], np.int64)
 _NUMBERS = {kind: number for number, kind in enumerate(Kind)}
-_RESOURCES = tuple(dict.fromkeys(RESOURCES.values()))
-_LANES = {resource: number for number, resource in enumerate(_RESOURCES)}
-_LANE_OF = np.array([_LANES[RESOURCES[kind]] for kind in Kind], np.int64)
 _IS_SIDE_BY_SIDE = np.array([kind in SIDE_BY_SIDE for kind in Kind])
 _IS_STRICT = np.array([ORDERS[RESOURCES[kind]] is Order.STRICT for kind in Kind])

@@ -4,7 +4,7 @@ For example, a forward of 2 s and an upload of 10 bytes over a link of 5 bytes/s
 
     seconds  [2, 0.04]    body_bytes  [0, 10]    link_bytes_s  [inf, 5]    alone_s  [2, 2.04]
 
-If the upload waits for the forward, its Timeline has starts_s [0, 2] and ends_s [2, 4.04].
+If the upload waits for the forward, its Timeline has rows [0, 1], starts_s [0, 2] and ends_s [2, 4.04].
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from funcpipe.core import Event, Source, Trace
 from funcpipe.errors import InvalidValue
 from funcpipe.scheduler.graph import Graph
-from funcpipe.scheduler.tasks import Task
+from funcpipe.scheduler.tasks import RESOURCES, Task
 
 Array = npt.NDArray[np.float64]
 
@@ -63,6 +63,17 @@ class Costs:
         """The time of each task when nothing disturbs it."""
         return self.seconds + self.body_bytes / self.link_bytes_s
 
+    def rows(self, numbers: npt.NDArray[np.int64]) -> "Costs":
+        """Return the costs of the tasks with these numbers."""
+        return Costs(
+            seconds=self.seconds[numbers],
+            body_bytes=self.body_bytes[numbers],
+            link_bytes_s=self.link_bytes_s[numbers],
+            payload_bytes=self.payload_bytes[numbers],
+            stores=self.stores[numbers],
+            processors=self.processors[numbers],
+        )
+
 
 def costs_of(graph: Graph, cost: Callable[[Task], Cost], *, uniform: bool = False) -> Costs:
     """Ask `cost` for every task; with `uniform`, once for all tasks that differ only in micro-batch and replica."""
@@ -72,15 +83,7 @@ def costs_of(graph: Graph, cost: Callable[[Task], Cost], *, uniform: bool = Fals
     sorts = [places.setdefault((task[0], task[1], *task[4:]), len(places)) for task in graph.tasks]
     examples = dict(zip(reversed(sorts), reversed(graph.tasks), strict=True))
     table = _columns([cost(examples[place]) for place in range(len(places))])
-    order = np.array(sorts, dtype=np.int64)
-    return Costs(
-        seconds=table.seconds[order],
-        body_bytes=table.body_bytes[order],
-        link_bytes_s=table.link_bytes_s[order],
-        payload_bytes=table.payload_bytes[order],
-        stores=table.stores[order],
-        processors=table.processors[order],
-    )
+    return table.rows(np.array(sorts, dtype=np.int64))
 
 
 def _columns(costs: list[Cost]) -> Costs:
@@ -106,13 +109,15 @@ class LostAttempt:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timeline:
-    """The start and end of each task of `graph`: three columns with one element for each task, in graph order.
+    """The start and end of each of `tasks`: they are in the columns, at the task's place in `rows`.
 
-    `lost` are earlier runs, or parts of runs, that ended with the death of their worker.
+    Replicas that do the same have the same rows. `lost` are earlier runs, or parts of runs, that ended with the death
+    of their worker.
     """
 
-    graph: Graph
-    costs: Costs
+    tasks: Sequence[Task]
+    rows: npt.NDArray[np.int64]
+    payload_bytes: npt.NDArray[np.int64]
     starts_s: Sequence[float]
     ends_s: Sequence[float]
     attempts: Sequence[int]
@@ -129,21 +134,20 @@ class Timeline:
         return Trace(run=run, source=Source.SIMULATED, events=tuple(events))
 
     def _events(self, step: int) -> Iterator[Event]:
-        kept = (
-            LostAttempt(position, *when)
-            for position, when in enumerate(zip(self.starts_s, self.ends_s, self.attempts, strict=True))
+        for task, row in zip(self.tasks, self.rows.tolist(), strict=True):
+            yield self._event(task, step, LostAttempt(row, self.starts_s[row], self.ends_s[row], self.attempts[row]))
+        for lost in self.lost:
+            yield self._event(self.tasks[lost.position], step, lost)
+
+    def _event(self, task: Task, step: int, done: LostAttempt) -> Event:
+        return Event(
+            task=str(task),
+            stage=task.stage,
+            replica=task.replica,
+            lane=RESOURCES[task.kind],
+            step=step,
+            start_s=done.start_s,
+            end_s=done.end_s,
+            payload_bytes=int(self.payload_bytes[done.position]),
+            attempt=done.attempt,
         )
-        resources = {task.kind: task.kind.resource for task in self.graph.tasks}
-        for done in (*kept, *self.lost):
-            task = self.graph.tasks[done.position]
-            yield Event(
-                task=str(task),
-                stage=task.stage,
-                replica=task.replica,
-                lane=resources[task.kind],
-                step=step,
-                start_s=done.start_s,
-                end_s=done.end_s,
-                payload_bytes=int(self.costs.payload_bytes[done.position]),
-                attempt=done.attempt,
-            )

@@ -12,9 +12,8 @@ import numpy as np
 
 from funcpipe.core import Resource, checks, worker_name
 from funcpipe.errors import InvalidValue
-from funcpipe.scheduler.graph import Graph
+from funcpipe.scheduler.simulator.compiled_graph import LANES, GraphColumns
 from funcpipe.scheduler.simulator.costs import Array, Costs
-from funcpipe.scheduler.tasks import RESOURCES
 
 Worker = tuple[int, int]
 """Stage and replica."""
@@ -74,6 +73,12 @@ class Disturbances:
         return self.contention == 1.0 and not shared and not self.failures
 
     @property
+    def even(self) -> bool:
+        """True if workers that do the same take the same time."""
+        noise = self.compute_jitter, self.transfer_jitter, self.cold_start_s and self.cold_start_jitter
+        return not (any(noise) or self.stragglers or self.failures)
+
+    @property
     def caps_bytes_s(self) -> tuple[float | None, ...]:
         """The cap of each store; where there is but one, all share it."""
         caps = self.shared_bytes_s
@@ -89,16 +94,18 @@ class Disturbances:
 UNDISTURBED = Disturbances()
 
 
-def disturbed(costs: Costs, graph: Graph, disturbances: Disturbances) -> Costs:
+def disturbed(costs: Costs, columns: GraphColumns, disturbances: Disturbances) -> Costs:
     """Return `costs` with noise for each task, and with stragglers."""
     if not (disturbances.compute_jitter or disturbances.transfer_jitter or disturbances.stragglers):
         return costs
     draw = np.random.default_rng(disturbances.seed)
-    compute = np.array([RESOURCES[task.kind] is Resource.COMPUTE for task in graph.tasks])
-    spread = np.where(compute, disturbances.compute_jitter, disturbances.transfer_jitter)
-    factor = log_normal(draw, spread)
+    compute = columns.lanes == LANES.index(Resource.COMPUTE)
+    factor = log_normal(draw, np.where(compute, disturbances.compute_jitter, disturbances.transfer_jitter))
     if disturbances.stragglers:
-        factor *= [disturbances.stragglers.get((task.stage, task.replica), 1.0) for task in graph.tasks]
+        slower = np.ones((1 + columns.stages.max(), columns.of_replicas))
+        for worker, times in disturbances.stragglers.items():
+            slower[worker] = times
+        factor *= slower[columns.stages, columns.replicas]
     return replace(costs, seconds=costs.seconds * factor, body_bytes=costs.body_bytes * factor)
 
 

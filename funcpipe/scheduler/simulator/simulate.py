@@ -16,19 +16,23 @@ get it; at 3 s it is there, and F0 may start. The last F1 ends at 5 s, and B1 fo
 to 9 s stage 0 computes nothing: G1 has to be made, put and got before its B1 starts. The step lasts 13 s.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
 from itertools import islice
+
+import numpy as np
 
 from funcpipe.core import Trace
 from funcpipe.errors import PlanError
 from funcpipe.scheduler.graph import Graph
-from funcpipe.scheduler.simulator.compiled_graph import CompiledGraph, compile_graph
+from funcpipe.scheduler.simulator.compiled_graph import CompiledGraph, GraphColumns, compile_graph, graph_columns
 from funcpipe.scheduler.simulator.costs import Cost, Costs, Timeline, costs_of
 from funcpipe.scheduler.simulator.disturbances import UNDISTURBED, Disturbances, cold_starts, disturbed
-from funcpipe.scheduler.simulator.request_queues import UNLIMITED, RequestLimits, RequestQueues
+from funcpipe.scheduler.simulator.folded_graph import FoldedGraph, stand_for_others
+from funcpipe.scheduler.simulator.request_queues import UNLIMITED, Queues, RequestLimits, StepLimits, queues_of
 from funcpipe.scheduler.simulator.shared import SharedSimulator
-from funcpipe.scheduler.tasks import RESOURCES, Task
+from funcpipe.scheduler.tasks import Lane, Task
 
 
 def simulate(
@@ -52,33 +56,68 @@ def play(
 
     Raises PlanError if tasks wait for each other, InvalidValue if `disturbances` names workers that do not exist.
     """
-    compiled = compile_graph(graph)
-    disturbances.check_workers(compiled.workers)
-    costs = disturbed(costs, graph, disturbances)
+    return _play(graph.tasks, graph_columns(graph), costs, disturbances, queues_of(limits))
+
+
+def play_folded(
+    folded: FoldedGraph, costs: Costs, *, disturbances: Disturbances = UNDISTURBED, limits: StepLimits | None = None
+) -> Timeline:
+    """Play all tasks of `folded`, of which `costs` has those that are made; returns and raises what `play` does.
+
+    Replicas that do the same are played once where they take the same time: if nothing is drawn or slower for one of
+    them (`stand_for_others`), and no request waits for its store. Bytes, processors and requests are counted for all.
+    """
+    if folded.mirrors > 1 and stand_for_others(folded, costs, disturbances):
+        queues = None if limits is None else limits.of_mirrors(folded)
+        made = _play(folded.graph.tasks, folded.columns, costs, disturbances, queues, folded.mirrors)
+        if queues is None or not queues.full:
+            return replace(made, tasks=folded.tasks, rows=folded.rows)
+    requests = None if limits is None else queues_of(limits.of_all(folded))
+    return _play(folded.tasks, folded.all_columns(), costs.rows(folded.rows), disturbances, requests)
+
+
+def _play(
+    tasks: Sequence[Task],
+    columns: GraphColumns,
+    costs: Costs,
+    disturbances: Disturbances,
+    requests: Queues | None,
+    mirrors: int = 1,
+) -> Timeline:
+    compiled = compile_graph(columns)
+    if mirrors == 1:
+        disturbances.check_workers(compiled.workers)
+    costs = disturbed(costs, columns, disturbances)
     starting_s = cold_starts(len(compiled.workers), disturbances).tolist()
     if not disturbances.independent:
-        lanes = [RESOURCES[task.kind] for task in graph.tasks]
-        shared = SharedSimulator(compiled, costs, disturbances, lanes, limits)
+        shared = SharedSimulator(compiled, costs, disturbances, columns.lanes.tolist(), requests, mirrors)
         shared.play(starting_s)
         starts_s, ends_s, lost = shared.starts_s, shared.ends_s, tuple(shared.lost)
         attempts = [shared.deaths[worker] for worker in compiled.worker_of]
     else:
-        starts_s, ends_s = IndependentSimulator(compiled, costs, limits).play(starting_s)
+        starts_s, ends_s = IndependentSimulator(compiled, costs, requests).play(starting_s)
         attempts, lost = [0] * compiled.tasks, ()
-    _all_ended(graph, compiled, ends_s)
     last = compiled.tasks
+    _all_ended(tasks, ends_s[:last])
     return Timeline(
-        graph=graph, costs=costs, starts_s=starts_s[:last], ends_s=ends_s[:last], attempts=attempts[:last], lost=lost
+        tasks=tasks,
+        rows=np.arange(last),
+        payload_bytes=costs.payload_bytes,
+        starts_s=starts_s[:last],
+        ends_s=ends_s[:last],
+        attempts=attempts[:last],
+        lost=lost,
     )
 
 
-def _all_ended(graph: Graph, compiled: CompiledGraph, ends_s: list[float]) -> None:
-    ended = [end_s >= 0 for end_s in ends_s[: compiled.tasks]]
-    if all(ended):
+def _all_ended(tasks: Sequence[Task], ends_s: Sequence[float]) -> None:
+    if min(ends_s, default=0.0) >= 0:
         return
-    heads = (next((i for i in positions if not ended[i]), None) for positions in graph.lanes().values())
-    stuck = [str(graph.tasks[position]) for position in heads if position is not None]
-    raise PlanError(f"the task graph cannot end; at the heads of its lanes wait {', '.join(stuck)}")
+    heads: dict[Lane, str] = {}
+    for task, end_s in zip(tasks, ends_s, strict=True):
+        if end_s < 0:
+            heads.setdefault(task.lane, str(task))
+    raise PlanError(f"the task graph cannot end; at the heads of its lanes wait {', '.join(heads.values())}")
 
 
 class IndependentSimulator:
@@ -98,9 +137,9 @@ class IndependentSimulator:
         heap (3 s, 1)    take 1: the lane's queue is empty, the play ends          starts 0, 2   ends 2, 3
     """
 
-    def __init__(self, graph: CompiledGraph, costs: Costs, limits: RequestLimits = UNLIMITED) -> None:
+    def __init__(self, graph: CompiledGraph, costs: Costs, requests: Queues | None = None) -> None:
         count = len(graph.waits)
-        self._requests = RequestQueues(limits) if limits.queues else None
+        self._requests = requests
         self._graph = graph
         self._latency_s: list[float] = costs.seconds.tolist()
         self._body_s: list[float] = (costs.alone_s - costs.seconds).tolist()
