@@ -34,7 +34,7 @@ ROOMS = {
     "loggers": Size(363, 6, 8),
     "model": Size(6145, 96, 241),
     "neighbours": Size(3743, 72, 196),
-    "partitioner": Size(5479, 71, 265),
+    "partitioner": Size(5480, 71, 265),
     "platforms": Size(6204, 102, 245),
     "profiler": Size(1005, 13, 44),
     "runstate": Size(2529, 40, 131),

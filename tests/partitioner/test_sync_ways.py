@@ -16,7 +16,17 @@ from tests.partitioner.problems import with_stores
 
 @pytest.mark.parametrize("seed", range(24))
 def test_a_stage_takes_the_fastest_of_the_ways_up_to_a_column(seed: int) -> None:
-    problem = with_stores(seed)
+    check_table(with_stores(seed))
+
+
+def test_so_does_one_of_128_replicas_that_wait_for_requests() -> None:
+    """A replica has 64 gets open at once, and 127 others; where sums travel in one object, that costs little."""
+    training = TrainingSpec(global_batch=512, replicas=(128,))
+    check_table(Problem(profile=chain(2), spec=replace(platform(), latency_s=0.04), training=training))
+
+
+def check_table(problem: Problem) -> None:
+    """The table has, for each stage on each size, what each way takes alone."""
     loads = edge_loads(problem, problem.stage_graph)
     for setting in problem.settings():
         table, ways = way_table(loads, setting, workers=7), ways_of(setting)

@@ -186,7 +186,8 @@ def streamed_s(
     moved_s = np.maximum(0.0, 1 - before / cut.rounds) * raw_down_s + sums_down_s
     in_lots_s = lots * (each + 1) * latency_s + lots / merged * (sums_up_s + sums_down_s) + read_s
     early_s = begun_s + np.maximum(put_s + np.maximum(moved_s, in_lots_s), waiting_s)
-    return np.maximum(np.maximum(early_s, late_s), shared_s)
+    found: Array = np.where(np.asarray(merged) == 1, late_s, np.maximum(np.maximum(early_s, late_s), shared_s))
+    return found
 
 
 def exchange_s(
