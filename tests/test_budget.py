@@ -23,27 +23,27 @@ class Size(NamedTuple):
 
 
 ROOMS = {
-    "analysis": Size(449, 6, 19),
+    "analysis": Size(455, 6, 19),
     "api": Size(546, 8, 12),
     "cli": Size(2367, 16, 115),
     "client": Size(4785, 51, 190),
-    "comm": Size(1251, 23, 55),
-    "core": Size(3257, 131, 218),
+    "comm": Size(1368, 24, 56),
+    "core": Size(3265, 131, 219),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),
     "model": Size(6145, 96, 241),
     "neighbours": Size(3743, 72, 196),
-    "partitioner": Size(5480, 71, 265),
+    "partitioner": Size(5521, 71, 267),
     "platforms": Size(6204, 102, 245),
     "profiler": Size(1005, 13, 44),
     "runstate": Size(2529, 40, 131),
-    "scheduler": Size(1647, 35, 59),
+    "scheduler": Size(1648, 35, 59),
     "show": Size(1688, 11, 95),
     "sweep": Size(1175, 22, 22),
-    "testing": Size(808, 19, 23),
-    "training": Size(5612, 104, 197),
-    "worker": Size(2317, 37, 48),
+    "testing": Size(816, 19, 23),
+    "training": Size(5614, 104, 197),
+    "worker": Size(2326, 37, 48),
 }
 """The budget of each folder of `funcpipe`."""
 

@@ -30,8 +30,8 @@ from funcpipe.partitioner.cost import Array
 from funcpipe.partitioner.cost.evaluate import column_of, plan_loads, plan_setting
 from funcpipe.partitioner.cost.formulas import lane_times
 from funcpipe.partitioner.cost.loads import Loads, Setting, meeting_share
-from funcpipe.partitioner.cost.rounding import addition_s, all_s
-from funcpipe.partitioner.cost.stores import link
+from funcpipe.partitioner.cost.rounding import addition_s, all_s, group_addition_s
+from funcpipe.partitioner.cost.stores import largest_shares, link
 from funcpipe.scheduler.graph import StepShape
 from funcpipe.scheduler.late import LatePart
 from funcpipe.scheduler.pipeline import Loading
@@ -257,7 +257,8 @@ def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec, *, meets: b
             assert task.part is not None, "a part of a backward has a number"
             return Cost(parts_s[task.stage][task.part], processors=processors[task.stage])
         if task.kind is Kind.MERGE:
-            return Cost(rounding[task.stage].merge_s)
+            assert task.part is not None, "merges are numbered"
+            return Cost(rounding[task.stage].of_merge(task.part))
         if task.kind is Kind.UPDATE:
             return Cost(rounding[task.stage].read_s if sums else 0.0, processors=processors[task.stage])
         if not (task.kind.is_put or task.kind.is_get):
@@ -273,12 +274,14 @@ def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec, *, meets: b
 
 @dataclass(frozen=True, slots=True)
 class _StageRounding:
-    """Seconds of the rounding of a stage's sums: for a byte of a contribution before it goes, to sum a piece, to read
-    the last sum, and by which that of a round prolongs the backward that it runs beside.
+    """Seconds of the rounding of a stage's sums: for a byte of a contribution before it goes, to sum a piece over all
+    and over a group, to read the last sum, and by which that of a round prolongs the backward that it runs beside.
     """
 
     encode_s: float = 0.0
     merge_s: float = 0.0
+    merge_group_s: float = 0.0
+    rounds: int = 1
     read_s: float = 0.0
     beside_s: float = 0.0
 
@@ -292,14 +295,20 @@ class _StageRounding:
         summed = setting.exchanged_bytes(profile.summed_bytes(stage.first, stage.stop))
         size, sums = setting.sync_wire_ratio * summed, setting.merged_wire_ratio * summed
         share = chosen.piece_share
-        last = chosen.merged_share(0) if chosen.spreads else 0.0
+        _, last = largest_shares(plan.ways[number], plan.replicas)
         all_each_s = all_s(way, size, sums, plan.replicas, rounding) / chosen.streams.rounds
         return _StageRounding(
             encode_s=float(rounding.encode_s),
             merge_s=float(addition_s(way, share * size, share * sums, plan.replicas, rounding)),
+            merge_group_s=float(group_addition_s(way, share * size, plan.replicas, rounding)),
+            rounds=chosen.streams.rounds,
             read_s=float(rounding.decode_sum_s * last * sums),
             beside_s=float(rounding.lost * all_each_s),
         )
+
+    def of_merge(self, part: int) -> float:
+        """Seconds of a merge: those of rounds come first, then that of a group."""
+        return self.merge_s if part < self.rounds else self.merge_group_s
 
 
 def _parts_of_backwards(
@@ -375,8 +384,8 @@ def _share(task: Task, chosen: Pattern) -> float:
     match task.kind, task.part:
         case Kind.PUT_SPLIT, int(part):
             return chosen.raw_share(task.replica, part)
-        case Kind.GET_SPLIT, int():
-            return chosen.piece_share
+        case Kind.GET_SPLIT, int(part):
+            return chosen.read_share(part)
         case Kind.PUT_MERGED | Kind.GET_MERGED, int(part):
             return chosen.merged_share(part)
         case _:

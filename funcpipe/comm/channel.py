@@ -1,5 +1,6 @@
 """Messages of a run: tensors that are put under a key, and waited for under that key."""
 
+import itertools
 import logging
 import math
 import threading
@@ -31,11 +32,17 @@ _SLOW_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Received:
-    """A message, its size, and how long the reader waited for it to exist."""
+    """A message or a series of them, its size, and how long the reader waited for it to exist."""
 
-    tensors: dict[str, Tensor]
+    messages: tuple[dict[str, Tensor], ...]
     payload_bytes: int
     waited_s: float
+
+    @property
+    def tensors(self) -> dict[str, Tensor]:
+        """The only message."""
+        (message,) = self.messages
+        return message
 
 
 class Channel:
@@ -115,20 +122,32 @@ class Channel:
 
         Raises DeadlineExceeded, Cancelled or CorruptMessage, each with the key.
         """
-        return self._read_whole(key, start, stop, lambda message: self._decoded(key, message, start, into))
+        return self._read_whole(key, start, stop, lambda message: (self._decoded(key, message, start, into),))
 
-    def get_series(self, key: str, into: Sequence[Mapping[str, Tensor]], *, wire: Wire = Wire.FP32) -> Received:
-        """Wait for an object that was put as a series in the format `wire`; decode each message into its tensors."""
+    def get_series(
+        self,
+        key: str,
+        sizes: Sequence[int],
+        into: Sequence[Mapping[str, Tensor]],
+        *,
+        start: int = 0,
+        stop: int | None = None,
+    ) -> Received:
+        """Wait for an object that was put as a series; decode its messages of so many bytes in [start, stop), each into
+        the tensors that `into` names for it.
+        """
+        ends = list(itertools.accumulate(sizes))
 
-        def decode(message: bytes) -> dict[str, Tensor]:
-            start = 0
-            for tensors in into:
-                stop = start + codec.message_bytes(tensors, wire)
-                self._decoded(key, memoryview(message)[start:stop], start, tensors)
-                start = stop
-            return {}
+        def decode(body: bytes) -> tuple[dict[str, Tensor], ...]:
+            view, last = memoryview(body), len(body)
+            cuts = [(end - size, end) for end, size in zip(ends[:-1], sizes, strict=False)]
+            cuts.append((ends[-1] - sizes[-1], last))  # whatever is too much shows
+            return tuple(
+                self._decoded(key, view[first:end], start + first, tensors)
+                for (first, end), tensors in zip(cuts, into, strict=True)
+            )
 
-        return self._read_whole(key, 0, None, decode)
+        return self._read_whole(key, start, stop, decode)
 
     def _put(self, key: str, messages: Sequence[Mapping[str, Tensor]], wire: Wire, *, ahead: bool) -> int:
         if self.has_written(key):
@@ -144,17 +163,17 @@ class Channel:
         return size
 
     def _read_whole(
-        self, key: str, start: int, stop: int | None, decode: Callable[[bytes], dict[str, Tensor]]
+        self, key: str, start: int, stop: int | None, decode: Callable[[bytes], tuple[dict[str, Tensor], ...]]
     ) -> Received:
         """Read and decode; a message that was damaged on its way is read again."""
         for _ in range(_READS - 1):
             message, waited_s = self._read(key, start, stop)
             try:
-                return Received(tensors=decode(message), payload_bytes=len(message), waited_s=waited_s)
+                return Received(messages=decode(message), payload_bytes=len(message), waited_s=waited_s)
             except CorruptMessage as error:
                 _log.warning("reading again what arrived damaged: %s", error)
         message, waited_s = self._read(key, start, stop)
-        return Received(tensors=decode(message), payload_bytes=len(message), waited_s=waited_s)
+        return Received(messages=decode(message), payload_bytes=len(message), waited_s=waited_s)
 
     def _read(self, key: str, start: int, stop: int | None) -> tuple[bytes, float]:
         expected = self._expected[key.rsplit("/", 1)[-1]]

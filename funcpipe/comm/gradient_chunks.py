@@ -9,8 +9,10 @@ Replica 1, which owns split 1, receives piece (0, 1) as replicas 0 and 2 wrote i
 
 Sums in 16 bits are taken in 32: every replica's contribution is rounded once, that of the one who adds like those that
 it reads, and the sum is rounded again, whether it travels or not. So the sums have the same bits on all replicas, in
-every way of synchronising. With bf16, which keeps 8 binary digits: 1 + 2⁻⁹ rounds to 1, so 1 + 2⁻⁹ from each of three
-replicas makes 3. The head keeps its 32 bits; so do 64-bit numbers.
+every way of synchronising but the hierarchical one. There the sum of a group takes the place of a contribution: those
+of the group are added in rank order and the sum is rounded, then the sums of all groups are added in their order. With
+bf16, which keeps 8 binary digits: 1 + 2⁻⁹ rounds to 1, so 1 + 2⁻⁹ from each of three replicas makes 3. The head keeps
+its 32 bits; so do 64-bit numbers.
 """
 
 from collections import defaultdict
@@ -21,7 +23,8 @@ from torch import Tensor
 
 from funcpipe.comm.block_int8 import BLOCK
 from funcpipe.comm.buffer_pool import block
-from funcpipe.comm.collectives import Pattern, Piece, piece_ranges
+from funcpipe.comm.collectives import Pattern, Piece
+from funcpipe.comm.piece_ranges import piece_ranges
 from funcpipe.comm.wire_form import sent_as
 from funcpipe.core import Wire
 
@@ -51,6 +54,7 @@ class GradientChunks:
         self._rounded = sent_as(flat.dtype, wire)
         self._ranges = piece_ranges(flat.numel(), pattern, head, cut_unit(wire))
         self._received: dict[Piece, dict[int, Mapping[str, Tensor]]] = defaultdict(dict)
+        self._grouped: dict[Piece, dict[str, Tensor]] = {}
 
     def __getitem__(self, piece: Piece) -> Tensor:
         return self._flat[slice(*self.range_of(piece))]
@@ -65,8 +69,10 @@ class GradientChunks:
         return self.message(piece, wire)
 
     def contribution(self, piece: Piece) -> dict[str, Tensor]:
-        """The message of what this replica contributes to a piece; a message of it that is read into this counts."""
-        return self.message(piece, self.wire)
+        """The message of what this replica contributes to a piece, or its group if it has summed that; a message of it
+        that is read into this counts.
+        """
+        return self._grouped.get(piece) or self.message(piece, self.wire)
 
     def merged(self, piece: Piece) -> dict[str, Tensor]:
         """Return the message of a piece's sum, or of what is put in its place."""
@@ -102,13 +108,34 @@ class GradientChunks:
         """Keep the message of a piece as `replica` wrote it until `merge` adds it."""
         self._received[piece][replica] = message
 
+    def merge_group(self, piece: Piece, own: int, group: range) -> None:
+        """Sum a piece over the `group` of this replica, which is `own`, and contribute that to the sum of all groups.
+
+        The gradient stays as it is: in a step that is repeated, the sum of all may be there already. So may sums of
+        other groups, if this one is late.
+        """
+        grouped = {name: values.clone() for name, values in self.message(piece, self.wire).items()}
+        self._sum(self._take(piece, group), own, grouped)
+        self._grouped[piece] = grouped
+
     def merge(self, piece: Piece, own: int) -> None:
-        """Sum a piece over all replicas; this one is replica `own`.
+        """Sum a piece over all replicas, or all groups; this one is replica `own`.
 
         Values are added in rank order, so that the sum has the same bits wherever and however it is made.
         """
-        received = self._received.pop(piece, {})
-        for name, total in self.message(piece, self.wire).items():
+        totals = self.message(piece, self.wire)
+        for name, values in self._grouped.get(piece, {}).items():
+            totals[name].copy_(values)
+        self._sum(self._received.pop(piece, {}), own, totals)
+
+    def _take(self, piece: Piece, group: range) -> dict[int, Mapping[str, Tensor]]:
+        """Return what has come of a piece from a `group`, and keep it no longer."""
+        came = self._received[piece]
+        return {rank: came.pop(rank) for rank in group if rank in came}
+
+    def _sum(self, received: Mapping[int, Mapping[str, Tensor]], own: int, totals: Mapping[str, Tensor]) -> None:
+        """Add what was `received` of a piece to `totals`, the message of what `own` contributes."""
+        for name, total in totals.items():
             others = {rank: received[rank][name] for rank in sorted(received)}
             if name == "head":
                 exact = self._flat.dtype

@@ -2,7 +2,8 @@
 
 Each replica adds what it has kept (`error_feedback.py`) to its contribution, rounds it, and keeps what that takes
 away. The adder adds the rounded contributions, in fp32 and in rank order, adds what it has kept of that sum,
-rounds and keeps again. So all replicas end with the same bits. Pieces are cut between blocks, so that blocks, and with
+rounds and keeps again. What the sum of a group loses is kept with the contribution of the replica that adds it. So all
+replicas end with the same bits. Pieces are cut between blocks, so that blocks, and with
 them all bits, are the same in every way of synchronising. The head keeps its 32 bits.
 """
 
@@ -13,9 +14,10 @@ import torch
 from torch import Tensor
 
 from funcpipe.comm.block_int8 import BLOCK, blocks_in, quantise, restore
-from funcpipe.comm.collectives import Pattern, Piece, piece_ranges
+from funcpipe.comm.collectives import Pattern, Piece
 from funcpipe.comm.error_feedback import ErrorFeedback
 from funcpipe.comm.gradient_chunks import GradientChunks
+from funcpipe.comm.piece_ranges import piece_ranges
 from funcpipe.core import Wire
 
 
@@ -83,22 +85,38 @@ class Int8Chunks(GradientChunks):
             if border > start:
                 self._flat[start:border].copy_(message["head"].view(torch.float32))
 
+    def merge_group(self, piece: Piece, own: int, group: range) -> None:
+        """Sum a piece over the `group` of this replica, which is `own`, and contribute that from now on."""
+        start, border, stop = self._borders(piece)
+        total, head = torch.empty(stop - border), torch.empty(border - start)
+        self._add({**self._take(piece, group), own: self.contribution(piece)}, total, head)
+        lost = torch.zeros(stop - border)
+        grouped = _rounded_message(total, lost)
+        if border > start:
+            grouped["head"] = head.view(torch.int32)
+        with self._rounding:
+            self._feedback.sent[border - self._head : stop - self._head] += lost
+            self._sent[piece] = grouped
+
     def merge(self, piece: Piece, own: int) -> None:
-        """Sum a piece over all replicas; this one is replica `own`."""
-        messages: dict[int, Mapping[str, Tensor]] = {**self._received.pop(piece, {}), own: self.contribution(piece)}
+        """Sum a piece over all replicas, or all groups; this one is replica `own`."""
         start, border, stop = self._borders(piece)
         total, head = self._flat[border:stop], self._flat[start:border]
-        for number, rank in enumerate(sorted(messages)):
-            message = messages[rank]
-            restore(message["whole"], message["scales"], total, adds=number > 0)
-            if border > start:
-                exact = message["head"].view(torch.float32)
-                head.copy_(head + exact if number else exact)
+        self._add({**self._received.pop(piece, {}), own: self.contribution(piece)}, total, head)
         summed = _rounded_message(total, self._feedback.of_sum(border, stop))
         restore(summed["whole"], summed["scales"], total)
         if border > start:
             summed["head"] = head.view(torch.int32)
         self._sums[piece] = summed
+
+    def _add(self, messages: Mapping[int, Mapping[str, Tensor]], total: Tensor, head: Tensor) -> None:
+        """Add the messages of a piece, in rank order, into `total`, and into `head` its part of that."""
+        for number, rank in enumerate(sorted(messages)):
+            message = messages[rank]
+            restore(message["whole"], message["scales"], total, adds=number > 0)
+            if len(head):
+                exact = message["head"].view(torch.float32)
+                head.copy_(head + exact if number else exact)
 
     def _borders(self, piece: Piece) -> tuple[int, int, int]:
         """Return where a piece begins, where its part of the head ends, and where it ends."""

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from funcpipe.core import checks
 from funcpipe.errors import InvalidValue
@@ -97,6 +98,7 @@ class Sync(Enum):
     STREAMED = "streamed"
     EXCHANGE = "exchange"
     ALL_REDUCE = "all-reduce"
+    HIERARCHICAL = "hierarchical"
 
     @property
     def shares_sums(self) -> bool:
@@ -198,7 +200,8 @@ class Coupled(Enum):
 class Streams:
     """The division of a streamed synchronisation: into `rounds`, each with raw objects for `groups` of readers.
 
-    Each replica sends the sums of all rounds in `merged` objects. An exchange only has rounds.
+    Each replica sends the sums of all rounds in `merged` objects. An exchange only has rounds, a hierarchical
+    synchronisation only groups of readers.
     """
 
     rounds: int
@@ -222,6 +225,20 @@ def usual_streams(sync: Sync, replicas: int, streams: Streams | None = None) -> 
         case Sync.STREAMED:
             chosen = Streams(rounds=2, groups=7, merged=2) if streams is None else streams
             return Streams(chosen.rounds, min(chosen.groups, one_each), min(chosen.merged, chosen.rounds))
+        case Sync.HIERARCHICAL:
+            wanted = OPEN_UPLOADS if streams is None else streams.groups
+            return Streams(rounds=1, groups=min(wanted, max(members_of_group(replicas) - 1, 1)), merged=1)
+
+
+@lru_cache
+def members_of_group(replicas: int) -> int:
+    """Return how many replicas form a group of a hierarchical synchronisation: the smallest divisor of `replicas` that
+    is no smaller than its square root. All are one group where their number is prime.
+
+    >>> [members_of_group(replicas) for replicas in (2, 8, 12, 128)]
+    [2, 4, 4, 16]
+    """
+    return next(size for size in range(1, replicas + 1) if size * size >= replicas and replicas % size == 0)
 
 
 OPEN_UPLOADS = 4
@@ -247,8 +264,9 @@ class SyncWay:
     streams: Streams | None = None
 
     def __str__(self) -> str:
-        """Return the way and its counts: rounds, groups and merged objects, or only the rounds of an exchange."""
+        """Return the way and its counts: rounds, groups and merged objects, or the one that it has."""
         if self.streams is None:
             return self.sync.value
         counts = (self.streams.rounds, self.streams.groups, self.streams.merged)
-        return f"{self.sync.value} {counts[0] if self.sync is Sync.EXCHANGE else '/'.join(map(str, counts))}"
+        own = {Sync.EXCHANGE: counts[:1], Sync.HIERARCHICAL: counts[1:2]}.get(self.sync, counts)
+        return f"{self.sync.value} {'/'.join(map(str, own))}"

@@ -47,8 +47,8 @@ class LatePart(NamedTuple):
 def late_tasks(late: LatePart, pattern: Pattern, stage: int, replica: int) -> Tasks:
     """Yield the part of a meeting that goes on beside a step.
 
-    Nothing of it waits for transfers of its own worker but what is added up, so that what the step asks for later never
-    waits for it.
+    Nothing of it waits for transfers of its own worker but what is added up, and what sends sums on, so that what the
+    step asks for later never waits for it.
     """
     parts = pattern.streams.rounds + pattern.spreads
     flatten = Task(Kind.FLATTEN, stage, replica, fragment=late.fragment, delay=late.delay)
@@ -63,7 +63,8 @@ def late_tasks(late: LatePart, pattern: Pattern, stage: int, replica: int) -> Ta
         part = pattern.round_of(transfer) + (transfer.move in (Move.PUT_MERGED, Move.GET_MERGED))
         if late.first <= part * late.delay // parts <= late.last:
             there.add(task)
-            needs = [moves[i] for i in transfer.after] if transfer.move in (Move.MERGE, Move.PUT_MERGED) else []
+            adds = transfer.move in (Move.MERGE, Move.PUT_MERGED)
+            needs = [moves[i] for i in transfer.after if adds or moves[i].kind is Kind.MERGE]
             yield task, tuple(need for need in needs if need in there) or begun
 
 

@@ -20,7 +20,7 @@ class SyncContract:
     """Inherit this; every method takes the fixture `way`."""
 
     def test_every_replica_has_every_sum_of_all_ranks(self, way: Way) -> None:
-        """Ranks are recorded instead of added; `funcpipe.comm.gradient_chunks` adds in their order in every way."""
+        """Ranks are recorded instead of added; `funcpipe.comm.gradient_chunks` adds in their order, groups first."""
         for replicas in REPLICAS:
             pattern = way(replicas)
             everything = {
@@ -92,23 +92,31 @@ class _Replica:
         self.sums: dict[Piece, tuple[int, ...]] = {}
         self._pattern = pattern
         self._number = number
-        self._read: dict[Piece, set[int]] = {}
+        self._contributed: dict[Piece, tuple[int, ...]] = {}
+        self._read: dict[Piece, dict[int, tuple[int, ...]]] = {}
 
     def do(self, transfer: Transfer, objects: dict[_Object, dict[Piece, tuple[int, ...]]]) -> None:
         """One transfer."""
         pattern, own = self._pattern, (transfer.move, self._number, transfer.part)
         match transfer.move:
             case Move.PUT_SPLIT:
-                objects[own] = dict.fromkeys(pattern.raw_pieces(self._number, transfer.part), (self._number,))
+                pieces = pattern.raw_pieces(self._number, transfer.part)
+                objects[own] = {piece: self._contributed.get(piece, (self._number,)) for piece in pieces}
             case Move.GET_SPLIT:
                 assert transfer.peer is not None
-                for piece in objects[Move.PUT_SPLIT, transfer.peer, transfer.part]:
-                    self._read.setdefault(piece, set()).add(transfer.peer)
+                came = objects[Move.PUT_SPLIT, transfer.peer, transfer.part]
+                for piece in pattern.read_pieces(self._number, transfer.peer, transfer.part):
+                    self._read.setdefault(piece, {})[transfer.peer] = came[piece]
             case Move.MERGE:
                 split = pattern.merges(self._number)
                 assert split is not None
-                piece = (transfer.part, split)
-                self.sums[piece] = tuple(sorted({self._number, *self._read.get(piece, ())}))
+                grouped = pattern.grouped_pieces(self._number, transfer.part)
+                for piece in grouped or ((transfer.part, split),):
+                    read = self._read.get(piece, {})
+                    peers = pattern.group_of(self._number) if grouped else range(pattern.replicas)
+                    added = [rank for peer in peers for rank in read.pop(peer, ())]
+                    added += self._contributed.get(piece, (self._number,))
+                    (self._contributed if grouped else self.sums)[piece] = tuple(sorted(added))
             case Move.PUT_MERGED:
                 objects[own] = {piece: self.sums[piece] for piece in pattern.merged_pieces(self._number, transfer.part)}
             case Move.GET_MERGED:

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 
 from funcpipe.comm.channel import Channel, Received
-from funcpipe.comm.collectives import pattern_of, round_ranges
+from funcpipe.comm.collectives import pattern_of
 from funcpipe.comm.gradient_chunks import GradientChunks, cut_unit
 from funcpipe.comm.int8_chunks import gradient_chunks
+from funcpipe.comm.piece_ranges import round_ranges
 from funcpipe.core import Plan, Routes, Wire, worker_name
 from funcpipe.runstate.keys import Keys
 from funcpipe.scheduler.execute import TaskResult

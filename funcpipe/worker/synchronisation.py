@@ -62,16 +62,23 @@ class Synchronisation:
         return TaskResult(self._channel.put_series(self._key_of(task), messages, wire=message_wire(wire)))
 
     def _get_raw(self, task: Task, chunks: GradientChunks, part: int) -> TaskResult:
-        """Read this replica's piece from an object that holds pieces for several readers."""
+        """Read this replica's pieces from an object that holds pieces for several readers."""
         assert task.peer is not None, f"{task} has no peer"
-        sent = self._pattern.raw_pieces(task.peer, part)
-        own = next(piece for piece in sent if piece[1] == self._pattern.merges(self._replica))
+        sent, own = self._pattern.raw_pieces(task.peer, part), self._pattern.read_pieces(self._replica, task.peer, part)
+        sizes, into = _sizes_of(own, chunks, chunks.wire), [chunks.room(piece) for piece in own]
         start, stop = _range_of(own, sent, chunks, chunks.wire)
-        received = self._channel.get(self._key_of(source_of(task)), start=start, stop=stop, into=chunks.room(own))
-        chunks.receive(own, task.peer, received.tensors)
+        received = self._channel.get_series(self._key_of(source_of(task)), sizes, into, start=start, stop=stop)
+        for piece, message in zip(own, received.messages, strict=True):
+            chunks.receive(piece, task.peer, message)
         return result_of(received)
 
-    def _merge(self, task: Task, chunks: GradientChunks, round_number: int) -> TaskResult:
+    def _merge(self, task: Task, chunks: GradientChunks, part: int) -> TaskResult:
+        grouped = self._pattern.grouped_pieces(self._replica, part)
+        for piece in grouped:
+            chunks.merge_group(piece, self._replica, self._pattern.group_of(self._replica))
+        return TaskResult() if grouped else self._merge_round(task, chunks, part)
+
+    def _merge_round(self, task: Task, chunks: GradientChunks, round_number: int) -> TaskResult:
         """Sum a round. What an earlier attempt has put of it is used in place of what comes out now: a processor with
         other instructions rounds otherwise, and the other replicas have used what was put.
         """
@@ -95,7 +102,7 @@ class Synchronisation:
         key = self._key_of(put)
         if self._channel.has_written(key):
             raw = put.kind is Kind.PUT_SPLIT
-            start, stop = _range_of(piece, sent, chunks, chunks.wire if raw else chunks.merged_wire)
+            start, stop = _range_of((piece,), sent, chunks, chunks.wire if raw else chunks.merged_wire)
             into = chunks.contribution(piece) if raw else chunks.merged_room(piece)
             self._channel.get(key, start=start, stop=stop, into=into)
             if not raw:
@@ -105,21 +112,27 @@ class Synchronisation:
         assert task.peer is not None, f"{task} has no peer"
         sent = self._pattern.merged_pieces(task.peer, part)
         into = [chunks.merged_room(piece) for piece in sent]
-        wire = message_wire(chunks.merged_wire)
-        received = self._channel.get_series(self._key_of(source_of(task)), into, wire=wire)
+        sizes = _sizes_of(sent, chunks, chunks.merged_wire)
+        received = self._channel.get_series(self._key_of(source_of(task)), sizes, into)
         for piece in sent:
             chunks.unpack(piece)
         return result_of(received)
 
 
-def _range_of(piece: Piece, sent: Sequence[Piece], chunks: GradientChunks, wire: Wire) -> tuple[int, int | None]:
-    """Return the range of `piece` in an object of the pieces `sent` in the format `wire`: its first byte, and its end
+def _sizes_of(pieces: Sequence[Piece], chunks: GradientChunks, wire: Wire) -> list[int]:
+    """Return the bytes of the messages of `pieces` in the format `wire`."""
+    return [codec.message_bytes(chunks.form(piece, wire), message_wire(wire)) for piece in pieces]
+
+
+def _range_of(
+    pieces: Sequence[Piece], sent: Sequence[Piece], chunks: GradientChunks, wire: Wire
+) -> tuple[int, int | None]:
+    """Return the range of `pieces` in an object of the pieces `sent` in the format `wire`: its first byte, and its end
     unless that is the object's.
     """
-    sizes = [codec.message_bytes(chunks.form(other, wire), message_wire(wire)) for other in sent]
-    place = sent.index(piece)
-    start = sum(sizes[:place])
-    return start, None if place == len(sent) - 1 else start + sizes[place]
+    sizes, place = _sizes_of(sent, chunks, wire), sent.index(pieces[0])
+    end = place + len(pieces)
+    return sum(sizes[:place]), None if end == len(sent) else sum(sizes[:end])
 
 
 def result_of(received: Received) -> TaskResult:

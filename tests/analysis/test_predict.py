@@ -208,6 +208,7 @@ def test_sums_take_the_time_of_their_form_in_all_ways(replicas: int, size: int) 
     ways = [
         *map(SyncWay, (Sync.THREE_PHASE, Sync.PIPELINED, Sync.ALL_REDUCE)),
         *(SyncWay(Sync.EXCHANGE, Streams(rounds, 1, 1)) for rounds in (1, 7)),
+        SyncWay(Sync.HIERARCHICAL),
         *(SyncWay(choice.sync, choice.streams) for choice in best),
     ]
     for way in ways:

@@ -1,7 +1,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.comm.collectives import Pattern, pattern, piece_ranges, round_ranges
+from funcpipe.comm.collectives import Pattern, pattern
+from funcpipe.comm.piece_ranges import piece_ranges, round_ranges
 from funcpipe.core import Streams, Sync
 
 streams = st.builds(Streams, st.integers(1, 6), st.integers(1, 8), st.integers(1, 6))

@@ -124,10 +124,10 @@ def test_a_part_of_an_object_is_not_taken_for_another_part() -> None:
         with pytest.raises(CorruptMessage, match=f"^{KEY}: "):
             channel(storage).get(KEY, start=start, stop=start + size)
     with pytest.raises(CorruptMessage, match=f"^{KEY}: "):
-        channel(storage).get_series(KEY, [{"piece": torch.empty(16)}, {"piece": torch.empty(16)}])
+        channel(storage).get_series(KEY, [size, size], [{"piece": torch.empty(16)}, {"piece": torch.empty(16)}])
     storage.put(KEY, whole[:size] * 2)
     with pytest.raises(CorruptMessage, match=f"^{KEY}: "):
-        channel(storage).get_series(KEY, [{"piece": torch.empty(16)}, {"piece": torch.empty(16)}])
+        channel(storage).get_series(KEY, [size, size], [{"piece": torch.empty(16)}, {"piece": torch.empty(16)}])
 
 
 @pytest.mark.parametrize("planted", [bytes(encode(MESSAGE)), sent(run_key=OTHER)], ids=["a checksum", "another key"])

@@ -1,6 +1,7 @@
 """Sums in 8 bits with error feedback, written in NumPy: what functions that sum so must equal to the bit."""
 
 from collections.abc import Sequence
+from functools import reduce
 
 import numpy as np
 import torch
@@ -17,8 +18,18 @@ class Int8Sums:
     stage, and run across the borders of parameters.
     """
 
-    def __init__(self, stages: Sequence[Sequence[int]], sizes: Sequence[int], *, feeds_back: bool = True) -> None:
-        """`sizes` holds the number of elements of each parameter of the model."""
+    def __init__(
+        self,
+        stages: Sequence[Sequence[int]],
+        sizes: Sequence[int],
+        *,
+        feeds_back: bool = True,
+        group: int | None = None,
+    ) -> None:
+        """`sizes` holds the number of elements of each parameter of the model; `group`, if any, the replicas that are
+        added first.
+        """
+        self._group = group
         self._stages = stages
         self._sizes = sizes
         self._feeds_back = feeds_back
@@ -28,11 +39,15 @@ class Int8Sums:
         """The sum of each parameter's gradients, which `gradients` holds for each replica; None if none has any."""
         sums: list[Tensor | None] = [None] * len(self._sizes)
         for stage, numbers in enumerate(self._stages):
-            total = None
-            for replica, own in enumerate(gradients):
-                came = self._sent(np.concatenate([self._flat(own[i], i) for i in numbers]), (stage, replica))
-                total = came if total is None else total + came
-            assert total is not None, "there are replicas"
+            came = [
+                self._sent(np.concatenate([self._flat(own[i], i) for i in numbers]), (stage, replica))
+                for replica, own in enumerate(gradients)
+            ]
+            group, replicas = self._group or len(came), len(came)
+            if group < replicas:
+                sums_of_groups = [reduce(np.add, came[first : first + group]) for first in range(0, replicas, group)]
+                came = [self._sent_by_adders(values, stage, i, replicas) for i, values in enumerate(sums_of_groups)]
+            total = reduce(np.add, came)
             summed = np.split(self._sent(total, (stage, -1)), np.cumsum([self._sizes[i] for i in numbers]))
             for i, values in zip(numbers, summed, strict=False):
                 like = next((own[i] for own in gradients if own[i] is not None), None)
@@ -43,6 +58,21 @@ class Int8Sums:
         if gradient is None:
             return np.full(self._sizes[number], -0.0, np.float32)
         return gradient.detach().numpy().reshape(-1) + np.float32(0)
+
+    def _sent_by_adders(self, values: Floats, stage: int, number: int, replicas: int) -> Floats:
+        """What arrives of the sum of a group. What it loses is kept by the member that adds: where blocks are dealt out
+        to all replicas in order, member i adds those of the replicas at place i of all groups.
+        """
+        came = through_8_bits(values)
+        came = np.where(np.signbit(values) & (values == 0), np.float32(-0.0), came)
+        lost = values - came
+        lost = np.where(np.isfinite(lost), lost, np.float32(0))
+        group = self._group or replicas
+        for owner, blocks in enumerate(np.array_split(np.arange(-(-len(values) // BLOCK)), replicas)):
+            if self._feeds_back and len(blocks):
+                at = slice(blocks[0] * BLOCK, (blocks[-1] + 1) * BLOCK)
+                self._kept[stage, number * group + owner % group][at] += lost[at]
+        return came
 
     def _sent(self, values: Floats, key: tuple[int, int]) -> Floats:
         """What arrives of `values`, to which what was kept under `key` is added."""

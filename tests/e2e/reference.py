@@ -1,5 +1,6 @@
 """Plain single-process PyTorch on the same micro-batches: what every run must equal."""
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -7,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from funcpipe.core import Sync
 from funcpipe.model.draws import layer_seed
 from tests.e2e.int8_sums import Int8Sums
 
@@ -23,11 +25,13 @@ def train(
     replicas: int = 1,
     rounded: torch.dtype | None = None,
     int8: Int8Sums | None = None,
+    group: int | None = None,
 ) -> list[float]:
     """Train in place; `steps` holds the sample numbers of each micro-batch of each step. The loss of each step.
 
     Micro-batch m adds to the gradient of replica m mod `replicas`; these are added in the end. With `rounded`, what
-    each contributes is rounded to that dtype before, and so is their sum. `int8` sums in 8 bits instead.
+    each contributes is rounded to that dtype before, and so is their sum. `int8` sums in 8 bits instead. With `group`,
+    so many replicas are added first, and their sum is what contributes.
     """
     model.train()
     chosen = optimizer(model.parameters())
@@ -46,7 +50,11 @@ def train(
             torch.autograd.backward(loss * len(indices) / samples)
             total += loss.item() * len(indices) / samples
             add_gradients(gradients[m % replicas], parameters)
-        sums = [summed(list(own), rounded) for own in zip(*gradients, strict=True)] if int8 is None else int8(gradients)
+        sums = (
+            [summed(list(own), rounded, group) for own in zip(*gradients, strict=True)]
+            if int8 is None
+            else int8(gradients)
+        )
         for parameter, total_gradient in zip(parameters, sums, strict=True):
             parameter.grad = total_gradient
         if clip_grad_norm is not None:
@@ -64,8 +72,20 @@ def add_gradients(gradients: list[Tensor | None], parameters: Sequence[nn.Parame
         parameter.grad = None
 
 
-def summed(contributions: Sequence[Tensor | None], rounded: torch.dtype | None) -> Tensor | None:
+def members(sync: Sync, replicas: int) -> int:
+    """How many replicas are added first: all, or in the hierarchical way a divisor of them, about their root."""
+    if sync is not Sync.HIERARCHICAL:
+        return replicas
+    return min(replicas // groups for groups in range(1, math.isqrt(replicas) + 1) if replicas % groups == 0)
+
+
+def summed(
+    contributions: Sequence[Tensor | None], rounded: torch.dtype | None, group: int | None = None
+) -> Tensor | None:
     """The sum of what replicas contribute, in order, with 32-bit numbers rounded as they are on their way."""
+    if group is not None and group < len(contributions):
+        starts = range(0, len(contributions), group)
+        contributions = [summed(contributions[first : first + group], rounded) for first in starts]
     present = [values for values in contributions if values is not None]
     if not present:
         return None

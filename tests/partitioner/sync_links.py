@@ -46,8 +46,7 @@ def duration_s(pattern: Pattern, gradient_bytes: float, links: Links, *, merged_
 class _Play:
     def __init__(self, pattern: Pattern, gradient_bytes: float, merged_bytes: float, links: Links) -> None:
         self.pattern, self.links = pattern, links
-        pieces = pattern.streams.rounds * pattern.splits
-        self.raw_bytes, self.merged_bytes = gradient_bytes / pieces, merged_bytes / pieces
+        self.raw_bytes, self.merged_bytes = gradient_bytes, merged_bytes
         self.moves = [transfers(pattern, replica) for replica in range(pattern.replicas)]
         self.ended: dict[tuple[int, int], float] = {}
         self.readable: set[tuple[Move, int, int]] = set()
@@ -130,11 +129,11 @@ class _Play:
     def _bytes(self, replica: int, transfer: Transfer) -> float:
         match transfer.move:
             case Move.PUT_SPLIT:
-                return len(self.pattern.raw_pieces(replica, transfer.part)) * self.raw_bytes
+                return self.pattern.raw_share(replica, transfer.part) * self.raw_bytes
             case Move.GET_SPLIT:
-                return self.raw_bytes
+                return self.pattern.read_share(transfer.part) * self.raw_bytes
             case _:
-                return len(self.pattern.rounds_of(transfer.part)) * self.merged_bytes
+                return self.pattern.merged_share(transfer.part) * self.merged_bytes
 
     def _at(self, when_s: float, action: Callable[[float], None]) -> None:
         self.count += 1

@@ -11,6 +11,7 @@ from funcpipe.core import (
     ModelProfile,
     Plan,
     PlatformSpec,
+    Recompute,
     ScheduleKind,
     Stage,
     Streams,
@@ -22,7 +23,8 @@ from funcpipe.core import (
 )
 from funcpipe.errors import Infeasible
 from funcpipe.partitioner.cost.evaluate import evaluate
-from funcpipe.partitioner.cost.stores import pace_of, sync_requests
+from funcpipe.partitioner.cost.stores import pace_of, requests_each, sync_requests
+from funcpipe.partitioner.cost.sync_time import hierarchical_s, limit_s
 from funcpipe.partitioner.explain import explain
 from funcpipe.partitioner.mip.chain_sync import paced_lines, sync_s
 from funcpipe.partitioner.problem.problem import Problem
@@ -155,3 +157,24 @@ def test_the_papers_form_has_lines_whose_greatest_is_the_time_of_synchronising()
         for megabytes in (0.0, 0.01, 0.3, 1.0, 3.0, 10.0, 100.0):
             greatest_s = max(fixed_s + slope_s * megabytes for fixed_s, slope_s in lines)
             assert greatest_s == pytest.approx(sync_s(setting, size, megabytes, pace), rel=1e-9)
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+def test_where_requests_are_limited_many_replicas_sum_in_a_hierarchy(layers: int) -> None:
+    """Enumeration says so too; a replica makes half of the requests of the leanest stream."""
+    spec = replace(platform(latency_s=0.01), requests_s=40.0)
+    training = TrainingSpec(global_batch=64, replicas=(16,), time_value=30.0, recompute=Recompute.NEVER)
+    problem = Problem(profile=chain(layers), spec=spec, training=training)
+    found, best = exact(problem), exhaustive(problem)
+    assert problem.goal.of_plan(found) == pytest.approx(problem.goal.of_plan(best), rel=1e-9)
+    assert {way.sync for way in found.ways} == {Sync.HIERARCHICAL}
+
+
+def test_a_hierarchy_of_128_replicas_makes_a_quarter_of_the_requests_near_the_limit() -> None:
+    """60 MB; streams make 270 for each replica. At most 1.3 of the limit with four latencies."""
+    puts, gets = requests_each(Sync.HIERARCHICAL, 128, Streams(1, 15, 1))
+    assert (puts, gets) == (18, 44)
+    assert puts + gets < 0.25 * sum(requests_each(Sync.STREAMED, 128, Streams(1, 15, 1)))
+    rate, latency_s = 70e6, 0.04
+    seconds = hierarchical_s(60e6, 128, rate, rate, latency_s, Streams(1, 15, 1))
+    assert seconds < 1.3 * limit_s(60e6, 128, rate, rate, 2 * latency_s)

@@ -37,12 +37,17 @@ def test_rounding_takes_as_long_as_is_played(replicas: int, wire: Wire) -> None:
     """64 MB, in functions with 0.58 processors and with 5.8; where the optimiser is divided, no sum is rounded."""
     ways = [
         *map(SyncWay, (Sync.THREE_PHASE, Sync.PIPELINED, Sync.ALL_REDUCE)),
+        SyncWay(Sync.HIERARCHICAL, Streams(1, 1, 1)),
         SyncWay(Sync.EXCHANGE, Streams(7, 1, 1)),
     ]
     ways += [SyncWay(Sync.STREAMED, cut) for cut in (Streams(1, 1, 1), Streams(2, 1, 2), Streams(4, 3, 2))]
-    for way in ways if replicas < 16 else ways[:3]:
+    for way in ways if replicas < 16 else ways[:4]:
         given, profile = summing(64_000_000, replicas, way)
-        for size, sharded in (("1024MB", False), ("10240MB", False), ("2048MB", way.sync is Sync.PIPELINED)):
+        for size, sharded in (
+            ("1024MB", False),
+            ("10240MB", False),
+            ("2048MB", way.sync in (Sync.PIPELINED, Sync.HIERARCHICAL)),
+        ):
             plan = in_functions(replace(given, wire_sync=wire, shard_optimizer=sharded), size)
             form_s, played_s = evaluate(plan, profile, ROUNDED).iteration_s, mean_step_s(plan, profile, ROUNDED)
             assert form_s == pytest.approx(played_s, rel=0.005), (way, size)

@@ -48,6 +48,7 @@ SYNCS = [
     (Sync.EXCHANGE, Streams(3, 1, 1)),
     (Sync.STREAMED, Streams(4, 2, 2)),
     (Sync.STREAMED, Streams(3, 3, 3)),
+    (Sync.HIERARCHICAL, None),
 ]
 
 
@@ -92,7 +93,7 @@ def test_an_estimate_by_store_equals_a_count_of_every_object(sync: Sync, streams
 
 
 @pytest.mark.parametrize(("sync", "streams"), SYNCS)
-@pytest.mark.parametrize("replicas", [2, 3, 5])
+@pytest.mark.parametrize("replicas", [2, 3, 5, 8])
 def test_largest_objects_and_bytes_are_those_of_the_transfers(
     sync: Sync, streams: Streams | None, replicas: int
 ) -> None:
@@ -106,7 +107,7 @@ def test_largest_objects_and_bytes_are_those_of_the_transfers(
                 case "put-merged":
                     merges.append(made.merged_share(transfer.part))
                 case "get-split":
-                    received += made.piece_share
+                    received += made.read_share(transfer.part)
                 case "get-merged":
                     received += made.merged_share(transfer.part)
     raw, merged = largest_shares(SyncWay(sync, streams), replicas)

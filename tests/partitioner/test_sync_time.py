@@ -13,6 +13,7 @@ from funcpipe.partitioner.cost.sync_time import (
     candidates,
     choose,
     exchange_s,
+    hierarchical_s,
     limit_s,
     streamed_s,
     sync_time_s,
@@ -80,6 +81,17 @@ def test_three_phase_pipelined_and_all_reduce_take_the_time_of_their_forms(
         assert form_s == pytest.approx(played_s, rel=1e-9)
     played_s = duration_s(pattern(Sync.ALL_REDUCE, replicas), size, links)
     assert all_reduce_s(size, replicas, up, down, latency_s) == pytest.approx(played_s, rel=1e-9)
+
+
+@at_most(20)
+@given(sizes, latencies, rates, st.sampled_from([4, 6, 9, 12]), st.sampled_from([1.0, 2.0]), st.integers(1, 3))
+def test_a_hierarchy_takes_the_time_of_its_form(
+    size: float, latency_s: float, rate: float, replicas: int, growth: float, groups: int
+) -> None:
+    chosen = pattern(Sync.HIERARCHICAL, replicas, Streams(1, groups, 1))
+    played_s = duration_s(chosen, size, limited(rate, rate, latency_s, replicas), merged_bytes=growth * size)
+    form_s = hierarchical_s(size, replicas, rate, rate, latency_s, chosen.streams, merged_bytes=growth * size)
+    assert form_s == pytest.approx(played_s, rel=1e-9)
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 4, 8, 16])

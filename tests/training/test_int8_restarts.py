@@ -45,6 +45,18 @@ def test_a_worker_that_is_killed_goes_on_with_what_rounding_had_taken(
     assert_every_worker_has(workers, in_one_process(workers, plan))
 
 
+@pytest.mark.parametrize(
+    "last",
+    ["merged.s0.r1.k0", *(pytest.param(put, marks=pytest.mark.long) for put in ("split.s0.r1.k1", "merged.s0.r1.k1"))],
+)
+def test_so_does_one_that_adds_for_its_group(last: str) -> None:
+    """Of four replicas in two groups; what the sum of a group has lost is added once, however often it is made."""
+    plan, storage = plan_of((Sync.HIERARCHICAL, None), 4, Wire.INT8), Killing(f"/00000003/put-{last}$")
+    workers = train(storage, plan)
+    assert storage.last is None, "nobody was killed"
+    assert_every_worker_has(workers, in_one_process(workers, plan))
+
+
 @pytest.mark.parametrize("killed", ["s0.r1", pytest.param("s1.r0", marks=pytest.mark.long)])
 def test_so_does_one_with_a_divided_optimiser(killed: str) -> None:
     plan, storage = plan_of(WAYS[4], 2, Wire.INT8, shard_optimizer=True), kills(killed)

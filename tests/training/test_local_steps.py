@@ -90,6 +90,17 @@ def test_every_way_of_summing_has_the_bits_of_the_reference(
     assert_equal_to_the_reference(run_workers(job, MemoryStorage()), job)
 
 
+@pytest.mark.parametrize("delay", [0, 1, 2])
+def test_groups_add_first(delay: int) -> None:
+    """Four replicas in two groups; if sums are late, what is added over groups waits for what is added within them."""
+
+    def in_groups(contributions: Sequence[Tensors]) -> Tensors:
+        return added_in_order([added_in_order(contributions[:2]), added_in_order(contributions[2:])])
+
+    job = job_of(local_plan(WAYS[5], 4, sync_every=3, sync_delay=delay))
+    assert_equal_to_the_reference(run_workers(job, MemoryStorage()), job, in_groups)
+
+
 @pytest.mark.parametrize(
     ("way", "replicas", "every", "fragments", "options"),
     [

@@ -18,8 +18,8 @@ from torch import Tensor, nn, optim
 
 from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
-from funcpipe.comm.collectives import piece_ranges
 from funcpipe.comm.gradient_chunks import GradientChunks
+from funcpipe.comm.piece_ranges import piece_ranges
 from funcpipe.core import Plan, Routes, Streams, Sync, TieRoute, Wire
 from funcpipe.errors import InvalidValue, PlanError
 from funcpipe.platforms.wrappers import Counted

@@ -21,7 +21,7 @@ from funcpipe.worker.loop import Worker
 from tests.e2e.int8_sums import Int8Sums
 from tests.e2e.networks import Lopsided
 from tests.e2e.plans import even_plan, momentum, sample_numbers
-from tests.e2e.reference import largest_difference, train
+from tests.e2e.reference import largest_difference, members, train
 from tests.in_process import make_job, run_workers
 from tests.training import test_ties
 
@@ -30,10 +30,11 @@ SAMPLES = 28
 WAYS = [
     *[(sync, None) for sync in (Sync.THREE_PHASE, Sync.PIPELINED, Sync.ALL_REDUCE)],
     *[(Sync.EXCHANGE, Streams(3, 1, 1)), (Sync.STREAMED, Streams(4, 2, 2))],
+    (Sync.HIERARCHICAL, None),
 ]
 DIVIDED = [
     *[(WAYS[0], 3), (WAYS[4], 3)],
-    (WAYS[1], 2),
+    *[(WAYS[1], 2), (WAYS[5], 4)],
     *(
         pytest.param(way, replicas, marks=pytest.mark.long)
         for way, replicas in ((WAYS[0], 2), (WAYS[1], 3), (WAYS[4], 2))
@@ -83,14 +84,17 @@ def in_one_process(
 ) -> dict[str, Tensor]:
     """What one process has that rounds where the `workers` of `plan` do, or nowhere if it is `exact`."""
     expected = model(plan.wire_sync)
+    group = members(plan.sync, plan.replicas)
     how: dict[str, Any] = {"loss_fn": F.cross_entropy, "optimizer": optimizer, "replicas": plan.replicas}
+    how["group"] = group
     if plan.wire_sync is Wire.BF16 and not exact:
         how["rounded"] = torch.bfloat16
     if plan.wire_sync is Wire.INT8:
         place = {name: i for i, (name, _) in enumerate(expected.named_parameters())}
         held = [workers[f"s{stage}.r0"].computation.state().tensors for stage in range(len(plan.stages))]
         stages = [[i for name, i in place.items() if f"model/{name}" in own] for own in held]
-        how["int8"] = Int8Sums(stages, [p.numel() for p in expected.parameters()], feeds_back=feeds_back)
+        sizes = [p.numel() for p in expected.parameters()]
+        how["int8"] = Int8Sums(stages, sizes, feeds_back=feeds_back, group=group)
     train(expected, vectors(), steps=sample_numbers(plan, SAMPLES, epochs=2), **how)
     return expected.state_dict()
 
@@ -109,6 +113,7 @@ def summed() -> Iterator[Any]:
     """Every way with two and with more replicas in 16 and 8 bits, and once in 32; all of them in the long run."""
     for (i, way), replicas, wire in itertools.product(enumerate(WAYS), (2, 3, 4), (Wire.BF16, Wire.FP32, Wire.INT8)):
         chosen = {Wire.BF16: (2, 3 + i % 2), Wire.INT8: (2, 4 - i % 2), Wire.FP32: (2 if i else 3,)}[wire]
+        chosen = (4,) if way[0] is Sync.HIERARCHICAL else chosen  # fewer are one group
         marks = [] if replicas in chosen else [pytest.mark.long]
         yield pytest.param(way, replicas, wire, marks=marks, id=f"{wire.value}-{replicas}-{way[0].value}")
 

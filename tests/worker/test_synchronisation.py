@@ -2,6 +2,7 @@
 
 import random
 import threading
+from functools import reduce
 
 import numpy as np
 import pytest
@@ -34,6 +35,7 @@ from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.tasks import SIDE_BY_SIDE, Kind, Task, source_of
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker.synchronisation import Synchronisation
+from tests.e2e.reference import members
 from tests.scheduler.check import check
 from tests.support.run_keys import RUN_KEY
 
@@ -112,7 +114,9 @@ def messages_of(task: Task, chosen: Pattern) -> int:
     assert task.part is not None
     if task.kind is Kind.PUT_SPLIT:
         return len(chosen.raw_pieces(task.replica, task.part))
-    return 1 if task.kind is Kind.GET_SPLIT else len(chosen.rounds_of(task.part))
+    if task.kind is Kind.GET_SPLIT:
+        return len(chosen.read_pieces(task.replica, task.peer or 0, task.part))
+    return len(chosen.merged_pieces(task.replica if task.peer is None else task.peer, task.part))
 
 
 def one_layer(parameter_bytes: int) -> ModelProfile:
@@ -173,7 +177,7 @@ def nearest_bf16(values: np.ndarray) -> np.ndarray:
     magnitude=st.sampled_from([2.0**-140, 1e-20, 1.0, 1e30]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_all_end_with_numpy_s_sum_in_rank_order_of_what_each_has_rounded_and_the_head_is_exact(
+def test_all_end_with_numpy_s_sum_in_rank_order_groups_first_of_what_each_has_rounded_and_the_head_is_exact(
     sync: Sync,
     wire: Wire,
     replicas: int,
@@ -190,9 +194,10 @@ def test_all_end_with_numpy_s_sum_in_rank_order_of_what_each_has_rounded_and_the
     values = magnitude * np.random.default_rng(seed).standard_normal((replicas, head + length))
     vectors = torch.from_numpy(values).to(dtype)
     rows = vectors.numpy()
-    total, exact = rounded(rows[0]), rows[0].copy()
-    for row in rows[1:]:
-        total, exact = total + rounded(row), exact + row
+    size = members(sync, replicas)
+    groups = [rows[first : first + size] for first in range(0, replicas, size)]
+    exact = reduce(np.add, [reduce(np.add, group) for group in groups])
+    total = reduce(np.add, [rounded(reduce(np.add, map(rounded, group))) for group in groups])
     expected = np.concatenate([exact[:head], rounded(total)[head:]])
     found, _ = synchronised(shape_of(sync, replicas, cut_as), vectors, random.Random(seed), head=head, wire=wire)
     for row in found:

@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from funcpipe.core import CodecCost, Sync
+from funcpipe.core.choices import members_of_group
 from funcpipe.core.stores import GB
 from funcpipe.partitioner.cost import Array
 
@@ -55,12 +56,25 @@ def rounding_of(codec: CodecCost | None, *, wire_ratio: float, sums: bool, vcpu:
 
 
 def addition_s(sync: Sync, piece: Any, sum_bytes: Any, replicas: int, rounding: Rounding) -> Any:
-    """Seconds to sum a piece of all replicas, and to round the sum, as others read it.
+    """Seconds to sum a piece of all replicas, or of all groups of a hierarchy, and to round the sum, as others read it.
 
     Only in an exchange has a replica's own contribution to it been rounded before.
     """
     own_s = 0.0 if sync is Sync.EXCHANGE else rounding.encode_s * piece
-    return own_s + replicas * rounding.decode_s * piece + (rounding.encode_sum_s + rounding.decode_sum_s) * sum_bytes
+    added = _groups(sync, replicas) if _groups(sync, replicas) > 1 else replicas
+    return own_s + added * rounding.decode_s * piece + (rounding.encode_sum_s + rounding.decode_sum_s) * sum_bytes
+
+
+def group_addition_s(sync: Sync, piece: Any, replicas: int, rounding: Rounding) -> Any:
+    """Seconds to sum, over a group of a hierarchy, the pieces of the adder and of those who add alike in other groups;
+    0 in other ways.
+    """
+    groups = _groups(sync, replicas)
+    return (groups * rounding.encode_s + replicas * rounding.decode_s) * piece if groups > 1 else 0.0 * piece
+
+
+def _groups(sync: Sync, replicas: int) -> int:
+    return replicas // members_of_group(replicas) if sync is Sync.HIERARCHICAL else 1
 
 
 def unhidden_s(
@@ -72,15 +86,17 @@ def unhidden_s(
     `cut` are its rounds, groups of readers and objects of sums.
     """
     rounds, groups, merged = cut
-    share = 1 / np.asarray(rounds) / (replicas if sync.shares_sums else 1)
+    share, far = 1 / np.asarray(rounds) / (replicas if sync.shares_sums else 1), _groups(sync, replicas)
     pieces = 1
     if sync.shares_sums:
-        pieces = replicas - 1 if sync is Sync.PIPELINED else -(-(replicas - 1) // np.minimum(groups, replicas - 1))
+        near = replicas // far - 1
+        pieces = near if sync is Sync.PIPELINED else far * -(-near // np.minimum(groups, near))
     first_s = rounding.encode_s * pieces * share * size
     read_s = 0.0
     if sync is not Sync.EXCHANGE:
-        read_s = rounding.decode_sum_s * sums * share * rounds / np.minimum(merged, rounds)
-    return first_s, addition_s(sync, share * size, share * sums, replicas, rounding), read_s
+        read_s = rounding.decode_sum_s * sums * share * far * rounds / np.minimum(merged, rounds)
+    grouped_s = group_addition_s(sync, share * size, replicas, rounding) + (far - 1) * rounding.encode_s * share * size
+    return first_s, grouped_s + addition_s(sync, share * size, share * sums, replicas, rounding), read_s
 
 
 def all_s(sync: Sync, size: Any, sums: Any, replicas: int, rounding: Rounding) -> Array:
@@ -89,4 +105,5 @@ def all_s(sync: Sync, size: Any, sums: Any, replicas: int, rounding: Rounding) -
     sent = 1 - share if sync.shares_sums else float(sync is Sync.EXCHANGE)
     read = 1 - share if sync.shares_sums else 0.0
     found: Array = addition_s(sync, share * size, share * sums, replicas, rounding)
+    found = found + group_addition_s(sync, share * size, replicas, rounding)
     return np.asarray(found + sent * rounding.encode_s * size + read * rounding.decode_sum_s * sums)

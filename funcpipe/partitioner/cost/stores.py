@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from funcpipe.core import PlatformSpec, StoreEstimate, StoreSpec, Streams, Sync, SyncWay, usual_streams
+from funcpipe.core.choices import members_of_group
 from funcpipe.core.stores import StoreTerms
 from funcpipe.core.texts import STAGE_PREFIXES
 from funcpipe.partitioner.cost import Array, BoolArray, IntArray
@@ -94,6 +95,10 @@ def requests_each(sync: Sync, replicas: int, streams: Streams) -> tuple[float, f
             return streams.rounds, (n - 1) * streams.rounds
         case Sync.STREAMED:
             return streams.rounds * raw_objects(n, streams) + merged, (n - 1) * (streams.rounds + merged)
+        case Sync.HIERARCHICAL:
+            members = members_of_group(n)
+            others = n // members - 1
+            return raw_objects(members, streams) + 1 + 2 * (others > 0), 2 * (members - 1 + others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -259,7 +264,10 @@ def sync_bytes_each(sync: Sync, replicas: int, gradient_bytes: Any, merged_bytes
             return sent, others * (gradient_bytes + merged_bytes) / replicas
         case _:
             raw_bytes = others * gradient_bytes / replicas
-            return raw_bytes + merged_bytes / replicas, raw_bytes + others * merged_bytes / replicas
+            received_bytes = raw_bytes + others * merged_bytes / replicas
+            if sync is not Sync.HIERARCHICAL or (members := members_of_group(replicas)) == replicas:
+                return raw_bytes + merged_bytes / replicas, received_bytes
+            return raw_bytes + merged_bytes / replicas + merged_bytes / members, received_bytes
 
 
 def way_usd(way: SyncWay, loads: Loads, setting: Setting) -> Array:
@@ -341,6 +349,9 @@ def largest_shares(way: SyncWay, replicas: int) -> tuple[float, float]:
         return 1 / cut_as.rounds, 0.0
     if way.sync is Sync.ALL_REDUCE:
         return 1.0, 1.0
+    if way.sync is Sync.HIERARCHICAL:
+        members = members_of_group(replicas)
+        return -(-(members - 1) // raw_objects(members, cut_as)) / members, 1 / members
     readers = -(-(replicas - 1) // raw_objects(replicas, cut_as))
     merged = min(cut_as.merged, cut_as.rounds)
     return readers / (replicas * cut_as.rounds), -(-cut_as.rounds // merged) / (replicas * cut_as.rounds)

@@ -240,7 +240,8 @@ def _seconds(rows: Array, setting: Setting, ways: Sequence[SyncWay], pace: Pace)
                 seconds[some, which] = exposed_s(
                     sync, *links, cut, backward_s[some], merged_bytes=merged[some], rounding=rounding, pace=pace
                 )
-        else:
+            continue
+        for i in which:
             found = sync_time_s(
                 sync,
                 gradient_bytes=size,
@@ -249,10 +250,11 @@ def _seconds(rows: Array, setting: Setting, ways: Sequence[SyncWay], pace: Pace)
                 upload_bytes_s=up,
                 download_bytes_s=down,
                 latency_s=latency_s,
+                streams=ways[i].streams,
                 rounding=setting.rounding(vcpu[0]) if vcpu else None,
                 pace=pace,
             )
-            seconds[:, which] = found
+            seconds[:, [i]] = found
     if hiding_s is not None:
         seconds = exposed_late_s(seconds, hiding_s, np.array([late_parts(way, setting) for way in ways]))
     seconds *= setting.meeting_share
