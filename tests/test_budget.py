@@ -27,7 +27,7 @@ ROOMS = {
     "api": Size(546, 8, 12),
     "cli": Size(2367, 16, 115),
     "client": Size(4785, 51, 190),
-    "comm": Size(1368, 24, 56),
+    "comm": Size(1365, 24, 56),
     "core": Size(3265, 131, 219),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 85_000, 82, 18
+MODULES, LINES, EXPORTED, VERBS = 591, 85_700, 82, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

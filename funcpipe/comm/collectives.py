@@ -180,15 +180,11 @@ class Pattern:
         So what replica r + turn does is what replica r does, with peers as many places further on. In a way that does
         not say so, no replica stands for another.
         """
-        return 1 if self.sync in _EVEN else self.workers
+        return 1 if self.sync in (Sync.THREE_PHASE, Sync.PIPELINED, Sync.STREAMED, Sync.EXCHANGE) else self.workers
 
     @property
     def _readers(self) -> int:
         return -(-(self.replicas - 1) // self.streams.groups)
-
-
-_EVEN = frozenset({Sync.THREE_PHASE, Sync.PIPELINED, Sync.STREAMED, Sync.EXCHANGE})
-"""The ways in which all replicas have the same part."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,8 +267,7 @@ def pattern(sync: Sync, replicas: int, streams: Streams | None = None) -> Patter
 
 def pattern_of(plan: Plan, stage: int) -> Pattern:
     """Return the pattern by which the replicas of a stage of `plan` sum their gradients."""
-    way = plan.ways[stage]
-    return pattern(way.sync, plan.replicas, way.streams)
+    return pattern(plan.ways[stage].sync, plan.replicas, plan.ways[stage].streams)
 
 
 def transfers(pattern: Pattern, replica: int) -> tuple[Transfer, ...]:
