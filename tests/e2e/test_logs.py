@@ -10,6 +10,7 @@ import torch
 
 from funcpipe.api import FuncPipe
 from funcpipe.cli import main
+from funcpipe.client.follow import launch
 from funcpipe.client.follow.callbacks import EachStep
 from funcpipe.client.follow.results import Progress
 from funcpipe.core import RunSettings
@@ -24,6 +25,7 @@ def test_a_killed_worker_s_restart_and_its_cause_are_in_the_log_in_order(
 ) -> None:
     monkeypatch.setenv(FOLDER, str(tmp_path / "logs"))
     monkeypatch.setenv(small.GATES, str(tmp_path))
+    monkeypatch.setattr(launch, "_STARTS_AT_ONCE", 1)  # so that the first process is that of the first worker
     killed: list[int] = []
 
     def kill_one(progress: Progress) -> None:

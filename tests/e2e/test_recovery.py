@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from funcpipe.api import FuncPipe
 from funcpipe.client.control.status import status
 from funcpipe.client.control.stopping import clean
+from funcpipe.client.follow import launch
 from funcpipe.client.follow.callbacks import EachStep
 from funcpipe.client.follow.results import Progress, RunResult
 from funcpipe.core import FaultTolerance, Outcome, Plan, RunLimits, RunSettings, write
@@ -43,6 +44,12 @@ ROOT = Path(__file__).parents[2]
 adam = partial(torch.optim.Adam, lr=0.01)
 Loss = Callable[[Any, Any], Tensor]
 QUICK = FaultTolerance(heartbeat_s=0.5, lease_s=3.0, checkpoint_steps=4)
+
+
+@pytest.fixture(autouse=True)
+def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions are started one after the other, so that processes come in the order of workers."""
+    monkeypatch.setattr(launch, "_STARTS_AT_ONCE", 1)
 
 
 @pytest.fixture(autouse=True)

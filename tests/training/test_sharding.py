@@ -289,7 +289,9 @@ def test_clipping_by_the_norm_is_refused() -> None:
 
 def test_what_cannot_go_with_it_is_refused_where_the_plan_is_made() -> None:
     plan = plan_of(Sync.PIPELINED, None, 2, sharded=True)
-    with pytest.raises(InvalidValue, match="must be one of three-phase, pipelined, streamed with shard_optimizer"):
+    with pytest.raises(
+        InvalidValue, match="must be one of three-phase, pipelined, streamed, hierarchical with shard_optimizer"
+    ):
         replace(plan, sync=Sync.EXCHANGE)
     with pytest.raises(InvalidValue, match="must be fp32, bf16 or int8 with shard_optimizer"):
         replace(plan, wire=Wire.FP16)
