@@ -136,14 +136,12 @@ class Channel:
         """Wait for an object that was put as a series; decode its messages of so many bytes in [start, stop), each into
         the tensors that `into` names for it.
         """
-        ends = list(itertools.accumulate(sizes))
+        borders = list(itertools.accumulate(sizes[:-1]))
 
         def decode(body: bytes) -> tuple[dict[str, Tensor], ...]:
-            view, last = memoryview(body), len(body)
-            cuts = [(end - size, end) for end, size in zip(ends[:-1], sizes, strict=False)]
-            cuts.append((ends[-1] - sizes[-1], last))  # whatever is too much shows
+            cuts = itertools.pairwise((0, *borders, len(body)))  # so that what is too much is in the last message
             return tuple(
-                self._decoded(key, view[first:end], start + first, tensors)
+                self._decoded(key, memoryview(body)[first:end], start + first, tensors)
                 for (first, end), tensors in zip(cuts, into, strict=True)
             )
 

@@ -3,8 +3,8 @@
 Each replica adds what it has kept (`error_feedback.py`) to its contribution, rounds it, and keeps what that takes
 away. The adder adds the rounded contributions, in fp32 and in rank order, adds what it has kept of that sum,
 rounds and keeps again. What the sum of a group loses is kept with the contribution of the replica that adds it. So all
-replicas end with the same bits. Pieces are cut between blocks, so that blocks, and with
-them all bits, are the same in every way of synchronising. The head keeps its 32 bits.
+replicas end with the same bits. Pieces are cut between blocks, so that blocks, and with them all bits, are the same in
+every way of synchronising that adds in the same order. The head keeps its 32 bits.
 """
 
 import threading

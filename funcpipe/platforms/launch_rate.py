@@ -46,9 +46,8 @@ def launched_after_s(functions: int, spec: PlatformSpec) -> tuple[float, float]:
 
     The first `launches_10s` start at once, each further one 10 / launches_10s seconds after the one before.
     """
-    burst = spec.launches_10s
-    late = 0 if burst is None else max(functions - burst, 0)
-    if not late or burst is None:
+    if spec.launches_10s is None:
         return 0.0, 0.0
-    last_s = late * _PERIOD_S / burst
+    late = max(functions - spec.launches_10s, 0)
+    last_s = late * _PERIOD_S / spec.launches_10s
     return last_s, last_s * (late + 1) / (2 * functions)

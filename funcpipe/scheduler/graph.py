@@ -91,12 +91,9 @@ class StepShape:
     def turn(self) -> int:
         """The number of replicas after which others do the same with peers further on (`Pattern.turn`)."""
         loaded = 0 if self.loading is None else self.loading.following
-        uneven = self.micro_batches % self.replicas or loaded % self.replicas or self.joint_loss
-        return (
-            self.replicas
-            if uneven or self.replicas == 1
-            else math.lcm(*(self.pattern_of(stage).turn for stage in range(self.stages)))
-        )
+        if self.replicas == 1 or self.joint_loss or self.micro_batches % self.replicas or loaded % self.replicas:
+            return self.replicas
+        return math.lcm(*(self.pattern_of(stage).turn for stage in range(self.stages)))
 
     def pattern_of(self, stage: int) -> Pattern:
         """Return the pattern by which the replicas of a stage sum their gradients."""
