@@ -1,10 +1,10 @@
 """Runs that are started, left to themselves, watched by others, interrupted; on functions that are threads."""
 
-import _thread
 import dataclasses
 import itertools
 import logging
 import re
+import signal
 import threading
 from typing import Any
 
@@ -362,13 +362,15 @@ class BusyPlatform(HeldPlatform):
     def __init__(self, spec: PlatformSpec, storage: MemoryStorage, *, until: int) -> None:
         super().__init__(spec, storage, until=until)
         self.started = list[Handle]()
+        self._interrupted = False
 
     def invoke(self, worker: Invocation) -> Handle:
         """Start a function, or be busy."""
         assert isinstance(worker, WorkerSpec)
         if worker.worker == "s1.r0":
-            if not self.refused:
-                _thread.interrupt_main()
+            if not self.refused and not self._interrupted:
+                self._interrupted = True
+                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             raise PlatformBusy("as many functions run as the account allows")
         if worker.worker == self.refused:
             raise PlatformError("the function's code is too large")
