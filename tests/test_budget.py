@@ -28,7 +28,7 @@ ROOMS = {
     "cli": Size(2367, 16, 115),
     "client": Size(4785, 51, 190),
     "comm": Size(1363, 24, 56),
-    "core": Size(3265, 131, 219),
+    "core": Size(3273, 131, 219),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),

@@ -1,16 +1,19 @@
 """Accelerators, and how long they take for a layer by the roofline model (Williams, Waterman and Patterson, 2009)."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from funcpipe.core import checks
 from funcpipe.core.choices import Precision
+from funcpipe.core.json_form import IF_CHANGED
 
 ARITHMETIC, MEMORY = 0.9, 0.5
 """The shares of their published rates that devices achieve. By these, ResNet-50 trains at 336 images/s on a V100 in
 FP32 and at 990 on an A100 in TF32; 367 and 938 were measured (github.com/NVIDIA/DeepLearningExamples, ResNet50 v1.5 for
 PyTorch, container 21.03).
 """
+
+_RATES = ("fp32_tflop_s", "bf16_tflop_s", "memory_gb_s", "host_device_gb_s")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,8 +50,9 @@ class Accelerator:
     """A model of GPU: its memory, and its published rates: 10^12 operations and 10^9 bytes a second.
 
     `fp32_tflop_s` is that of TF32 where the device has it. `bf16_tflop_s` is None for a device without bfloat16
-    arithmetic, which computes at the rate of FP32. `vcpu_equivalents` is how many virtual processors train ResNet-50 in
-    FP32 as fast: the estimate where rates are not known, or a profile in which no `Work` was counted.
+    arithmetic, which computes at the rate of FP32. `host_device_gb_s` is what copies from and to pinned memory of the
+    host reach, each way. `vcpu_equivalents` is how many virtual processors train ResNet-50 in FP32 as fast: the
+    estimate where rates are not known, or a profile in which no `Work` was counted.
     """
 
     name: str
@@ -57,9 +61,10 @@ class Accelerator:
     fp32_tflop_s: float | None = None
     bf16_tflop_s: float | None = None
     memory_gb_s: float | None = None
+    host_device_gb_s: float | None = field(default=None, metadata=IF_CHANGED)
 
     def __post_init__(self) -> None:
-        checks.all_positive(self, "memory_mb", "vcpu_equivalents", "fp32_tflop_s", "bf16_tflop_s", "memory_gb_s")
+        checks.all_positive(self, "memory_mb", "vcpu_equivalents", *_RATES)
 
     @classmethod
     def measured(cls, name: str, *, flop_s: float, bytes_s: float, memory_mb: int) -> "Accelerator":

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar
 
 from funcpipe.core import checks
+from funcpipe.core.accelerator import Accelerator
 from funcpipe.core.choices import SYNC_WIRES
 from funcpipe.core.json_form import IF_CHANGED
 from funcpipe.core.stores import AUTO, DEFAULT, DEFAULT_STORES, GB, KINDS, CountsByKind, Stores, StoreSpec, StoreTerms
@@ -31,7 +32,11 @@ STORES = "stores"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionSize:
-    """One size of function on offer: memory (1 MB = 2^20 bytes), virtual processors, link, price, cold start."""
+    """One size of function on offer: memory (1 MB = 2^20 bytes), virtual processors, link, price, cold start.
+
+    A function with an `accelerator`, of which it has one or a part, computes on it: the price is for both, and
+    `memory_mb` is that of the host.
+    """
 
     name: str
     memory_mb: int
@@ -40,6 +45,7 @@ class FunctionSize:
     download_bytes_s: float
     price_usd_s: float
     cold_start_s: float | None = None
+    accelerator: Accelerator | None = field(default=None, metadata=IF_CHANGED)
 
     def __post_init__(self) -> None:
         checks.at_least("memory_mb", self.memory_mb, 1)
@@ -48,6 +54,9 @@ class FunctionSize:
         checks.at_least("price_usd_s", self.price_usd_s, 0)
         if self.cold_start_s is not None:
             checks.at_least("cold_start_s", self.cold_start_s, 0)
+        if self.accelerator is not None:
+            for name in ("fp32_tflop_s", "memory_gb_s", "host_device_gb_s"):
+                checks.positive(f"accelerator.{name}", getattr(self.accelerator, name) or 0)
 
     @property
     def memory_bytes(self) -> int:

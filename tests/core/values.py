@@ -31,6 +31,7 @@ from funcpipe.core import (
     TrainingSpec,
     Wire,
 )
+from funcpipe.core.accelerator import Accelerator
 
 counts = st.integers(0, 2**50)
 seconds = st.floats(0, 1e6)
@@ -98,6 +99,16 @@ store_specs = st.builds(
 )
 
 
+accelerators = st.builds(
+    Accelerator,
+    name=names,
+    memory_mb=st.integers(1, 2**20),
+    vcpu_equivalents=st.floats(0.1, 1e4),
+    fp32_tflop_s=st.floats(0.1, 1e4),
+    bf16_tflop_s=st.none() | st.floats(0.1, 1e4),
+    memory_gb_s=st.floats(0.1, 1e4),
+    host_device_gb_s=st.floats(0.1, 1e4),
+)
 codec_costs = st.builds(CodecCost, encode_s_gb=seconds, decode_s_gb=seconds)
 
 
@@ -113,6 +124,7 @@ def platforms(draw: st.DrawFn) -> PlatformSpec:
             upload_bytes_s=draw(rate),
             download_bytes_s=draw(rate),
             price_usd_s=draw(seconds),
+            accelerator=draw(st.none() | accelerators),
         )
         for mb in memory
     )
