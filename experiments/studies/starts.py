@@ -129,11 +129,14 @@ def print_pauses(result: RunResult) -> None:
 
 def hand_over_pauses(trace: Trace) -> list[float]:
     """Seconds between the last step of a function and the first of its successor, beyond those between two steps."""
-    windows = trace.windows()
-    attempt = {event.step: event.attempt for event in trace.events}
+    begun, ended, attempt = dict[int, float](), dict[int, float](), dict[int, int]()
+    for event in trace.events:
+        begun[event.step] = min(begun.get(event.step, event.start_s), event.start_s)
+        ended[event.step] = max(ended.get(event.step, event.end_s), event.end_s)
+        attempt[event.step] = event.attempt
     gaps = [
-        (windows[after][0] - windows[before][1], attempt[after] - attempt[before])
-        for before, after in pairwise(windows)
+        (begun[after] - ended[before], attempt[after] - attempt[before])
+        for before, after in pairwise(sorted(ended))
         if after == before + 1
     ]
     usual_s = median([gap_s for gap_s, handed in gaps if not handed] or [0.0])
