@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any, Unpack
 
-from funcpipe.api.fitting import Wanted, choose_for_run
+from funcpipe.api.fitting import Wanted
+from funcpipe.api.placing import choose_among_places, clusters
 from funcpipe.api.training import Training
 from funcpipe.client.control.commands import resumed_by
 from funcpipe.client.follow.callbacks import Callback
 from funcpipe.client.follow.results import RunResult
 from funcpipe.client.prepare import arguments
 from funcpipe.client.prepare.prepared_run import Confirm
-from funcpipe.client.prepare.session import one_cluster
 from funcpipe.core import FaultTolerance, PlatformSpec, RunLimits, RunSettings, Validation
 from funcpipe.core.process import say
 from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS, RunKeywords, settings_with
@@ -79,6 +79,8 @@ class FuncPipe(Training):
         """Profile and plan where that is not done yet, say in three lines what was chosen and what it costs, and train.
 
         Args:
+            platform: Where functions run; of several with commas between them, such as "local,aws-lambda", the cheapest
+                that keeps `limits`, by predictions that runs there have corrected.
             global_batch: The samples of a step, by default the `batch_size` of the DataLoader, or 32 without one.
             micro_batch: The samples that a function takes at once, by default the best of some that are measured here.
             time_value: What an hour saved is worth in dollars: the plan is the cheapest by that.
@@ -93,8 +95,8 @@ class FuncPipe(Training):
             platform=platform, like=like, global_batch=global_batch, micro_batch=micro_batch, time_value=time_value
         )
         job: dict[str, Any] = {"epochs": epochs, "validation": validation, "settings": settings}
-        with one_cluster(platform), resumed_by("fit"):
-            chosen = choose_for_run(self, dataset, wanted, max_usd=limits.max_usd, **job)
+        with clusters(platform), resumed_by("fit"):
+            platform, chosen = choose_among_places(self, dataset, wanted, limits=limits, **job)
             if progress:
                 say("\n".join(chosen.lines))
             job |= {"platform": platform, "like": like, "plan": chosen.plan, "seed": seed, "shuffle": shuffle}

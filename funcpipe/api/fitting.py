@@ -21,6 +21,7 @@ from funcpipe.client.prepare.rehearsal import rehearse, rehearse_shapes
 from funcpipe.client.prepare.session import open_session
 from funcpipe.core import (
     Coupled,
+    JobEstimate,
     ModelProfile,
     Plan,
     PlatformSpec,
@@ -84,10 +85,11 @@ class Wanted:
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """A plan, and in a line each what was chosen."""
+    """A plan, in a line each what was chosen, and what the whole run is expected to take."""
 
     plan: Plan
     lines: tuple[str, ...]
+    job: JobEstimate | None = None
 
 
 def choose(pipe: Predicting, dataset: Data, wanted: Wanted, kept: Plan | None = None) -> Chosen:
@@ -109,7 +111,7 @@ def choose(pipe: Predicting, dataset: Data, wanted: Wanted, kept: Plan | None = 
         how = _tried_text(_search(pipe, dataset, source, batch, wanted)) + (f"; {other}" if other else "")
     assert pipe._plan is not None, "it is known or was found"
     samples = f"{batch} samples a step, {why}; {pipe._plan.micro_batch} at a time, {how}"
-    return Chosen(plan=pipe._plan, lines=(samples, _plan_text(pipe._plan)))
+    return Chosen(plan=pipe._plan, lines=(samples, plan_text(pipe._plan)))
 
 
 def choose_for_run(
@@ -143,7 +145,7 @@ def choose_for_run(
         prices=settings.prices,
         validation=validation,
     )
-    return replace(chosen, lines=(*chosen.lines, job.line(max_usd)))
+    return replace(chosen, lines=(*chosen.lines, job.line(max_usd)), job=job)
 
 
 def micro_batches(batch: int) -> Iterator[int]:
@@ -280,7 +282,8 @@ def _tried_text(tried: list[int]) -> str:
     return f"the best of {', '.join(map(str, tried))}, measured here"
 
 
-def _plan_text(plan: Plan) -> str:
+def plan_text(plan: Plan) -> str:
+    """The functions of a plan in words, and what a step takes."""
     sizes = " and ".join(dict.fromkeys(stage.size for stage in plan.stages))
     each = ""
     if plan.estimate is not None:

@@ -10,6 +10,7 @@ from funcpipe.cli.options import group, not_negative, option, whole
 from funcpipe.cli.verbs import Options, verb
 from funcpipe.core import Coupled, OptimizerKind, Plan, read, write
 from funcpipe.core.process import say
+from funcpipe.platforms.catalog import LOCAL
 
 if TYPE_CHECKING:
     from funcpipe.api.fit import FuncPipe
@@ -60,13 +61,14 @@ if TYPE_CHECKING:
 def fit(options: Options) -> None:
     """Profile a model, plan, say what that costs, and train.
 
-    Each of these steps is also a verb of its own: profile, optimize, train.
+    Each of these steps is also a verb of its own: profile, optimize, train. Of several platforms, as in --platform
+    local,aws-lambda, it takes the best, and says why.
     """
     train.check_given(options)
     output = train.model_file(options)
     training.check_code(options)
     kept = read(Plan, options.plan) if options.plan is not None and os.path.exists(options.plan) else None
-    training.load_torch(options.platform)
+    training.load_torch(LOCAL if LOCAL in options.platform.split(",") else options.platform)
     pipe = training.pipe_of(
         options,
         optimizer=training.optimizer_of(options, OptimizerKind.SGD),
@@ -74,8 +76,8 @@ def fit(options: Options) -> None:
         coupled=options.coupled or Coupled.REFUSE,
     )
     from funcpipe.api.fitting import Wanted
+    from funcpipe.api.placing import clusters
     from funcpipe.client.control.commands import resumed_by
-    from funcpipe.client.prepare.session import one_cluster
 
     wanted = Wanted(
         platform=options.platform,
@@ -84,25 +86,25 @@ def fit(options: Options) -> None:
         micro_batch=options.micro_batch,
         time_value=options.time_value,
     )
-    with one_cluster(options.platform), resumed_by("fit"):
-        chosen = _chosen(options, pipe, wanted, kept)
+    with clusters(options.platform), resumed_by("fit"):
+        options.platform, chosen = _chosen(options, pipe, wanted, kept)
         _say(options, chosen)
         if options.plan is not None and chosen.plan is not kept:
             write_file(lambda path: write(chosen.plan, path), options.plan)
         train.train_by(options, chosen.plan, pipe, output)
 
 
-def _chosen(options: Options, pipe: "FuncPipe", wanted: "Wanted", kept: Plan | None) -> "Chosen":
-    """The plan to train by, for the data and the length that the command names."""
-    from funcpipe.api.fitting import choose_for_run
+def _chosen(options: Options, pipe: "FuncPipe", wanted: "Wanted", kept: Plan | None) -> tuple[str, "Chosen"]:
+    """The platform to train on, and the plan to train by, for the data and the length that the command names."""
+    from funcpipe.api.placing import choose_among_places
 
-    return choose_for_run(
+    return choose_among_places(
         pipe,
         load_data(options.data),
         wanted,
         epochs=options.epochs,
         validation=train.validation_of(options),
-        max_usd=options.max_usd,
+        limits=training.limits_of(options),
         settings=training.run_of(options)["settings"],
         kept=kept,
     )

@@ -1,9 +1,10 @@
 """A job (JobSpec), the machines or functions for it, the prediction for them, and a table of the ways."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from funcpipe.core import checks
+from funcpipe.core.json_form import IF_CHANGED
 from funcpipe.core.plan import Plan
 from funcpipe.core.texts import Described
 from funcpipe.errors import InvalidValue
@@ -14,7 +15,8 @@ class JobSpec:
     """Train on `samples` samples for so many `epochs`, or until the loss is `target_loss`.
 
     Every synchronous way updates the model after `global_batch` samples. `deadline_s` and `budget_usd` hold for the
-    whole job; None means that there is no such limit. `miss_chance` is how likely the deadline may be missed.
+    whole job; None means that there is no such limit. `miss_chance` is how likely the deadline may be missed, and
+    `time_value` what an hour saved is worth in dollars.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.job-spec/1"
@@ -26,15 +28,20 @@ class JobSpec:
     deadline_s: float | None = None
     budget_usd: float | None = None
     miss_chance: float = 0.05
+    time_value: float = field(default=0.0, metadata=IF_CHANGED)
 
     def __post_init__(self) -> None:
         checks.all_whole(self, 1, "samples", "global_batch")
         if (self.epochs is None) == (self.target_loss is None):
             raise InvalidValue("epochs", self.epochs, "or target_loss must be given, and only one of them")
         checks.all_positive(self, "epochs", "deadline_s", "budget_usd")
-        checks.at_least("miss_chance", self.miss_chance, 0)
+        checks.all_at_least(self, 0, "miss_chance", "time_value")
         if self.miss_chance >= 1:
             raise InvalidValue("miss_chance", self.miss_chance, "must be below 1")
+
+    def worth_usd(self, seconds: float, usd: float) -> float:
+        """Dollars, and what the time is worth."""
+        return usd + self.time_value * seconds / 3600
 
     @property
     def goal(self) -> str:

@@ -29,6 +29,17 @@ def test_a_plan_is_written_and_found_again(
     assert read(Plan, "plan.json") == plan
 
 
+def test_of_several_platforms_it_takes_the_best_and_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FUNCPIPE_HISTORY", str(tmp_path / "history.jsonl"))
+    assert main([*FIT, "--platform", "local,aws-lambda"]) == 0
+    here, there, takes, *chosen = capsys.readouterr().err.splitlines()
+    assert (here.partition(":")[0], there.partition(":")[0]) == ("local", "aws-lambda")
+    assert takes == "takes local: the cheapest; there is no deadline"
+    assert any("on local" in line for line in chosen)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -124,8 +124,13 @@ def filed(table: ProvisionTable) -> ProvisionTable:
     from funcpipe.neighbours.history.hindsight import comparison_of
 
     if table.provisions:
-        _file("the comparison of ways", comparison_of(table, at_s=time.time()))
+        file_comparison(comparison_of(table, at_s=time.time()))
     return table
+
+
+def file_comparison(comparison: Comparison) -> None:
+    """File a comparison of ways, or of places, to do a job."""
+    _file("the comparison of ways", comparison)
 
 
 def file_way_run(prepared: PreparedRun, result: RunResult, *, ran_on: str) -> None:

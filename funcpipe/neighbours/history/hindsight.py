@@ -75,9 +75,8 @@ class Hindsight:
 def comparison_of(table: ProvisionTable, *, at_s: float) -> Comparison:
     """The record of a comparison made `at_s` seconds after 1970."""
     ways = tuple(_compared(one, table) for one in table.provisions)
-    fields = [to_plain(table.job), table.model, table.platform, table.market, to_plain(ways), table.recommended]
-    return Comparison(
-        key=_digest(json.dumps(fields)),
+    found = Comparison(
+        key="",
         job=table.job,
         model=table.model,
         platform=table.platform,
@@ -86,6 +85,13 @@ def comparison_of(table: ProvisionTable, *, at_s: float) -> Comparison:
         recommended=table.recommended,
         at_s=at_s,
     )
+    return replace(found, key=comparison_key(found))
+
+
+def comparison_key(one: Comparison) -> str:
+    """The key of a comparison, which it has again if it is made again."""
+    fields = [to_plain(one.job), one.model, one.platform, one.market, to_plain(one.ways), one.recommended]
+    return _digest(json.dumps(fields))
 
 
 def _compared(one: Provision, table: ProvisionTable) -> ComparedWay:
@@ -157,7 +163,7 @@ def _hindsight(comparison: Comparison, chosen: WayRun, runs: dict[str, WayRun], 
         run=chosen,
         observed=observed_way(way, chosen),
         known=tuple(known),
-        best=_recommended(comparison, known),
+        best=recommended(comparison, known)[0],
         counts=chosen.ran_on == way.place,
     )
 
@@ -230,8 +236,8 @@ def _runs_of_the_way(one: ComparedWay, history: History, model: str) -> list[Obs
     return taught
 
 
-def _recommended(comparison: Comparison, known: Sequence[KnownWay]) -> str | None:
-    """The way that the rule of comparisons recommends; those beyond the budget are out."""
+def recommended(comparison: Comparison, known: Sequence[KnownWay]) -> tuple[str | None, str]:
+    """The way that the rule of comparisons recommends, and why; those beyond the budget are out."""
     job, provisions = comparison.job, []
     for way, now in zip(comparison.ways, known, strict=True):
         chance = miss_chance(now.seconds, job.deadline_s, spread=way.spread, losses_s=way.losses_s, delay_s=way.delay_s)
@@ -251,5 +257,5 @@ def _recommended(comparison: Comparison, known: Sequence[KnownWay]) -> str | Non
             provisions.append(within_budget(one, job))
         except Infeasible:
             continue
-    best, _ = recommend(provisions, job)
-    return None if best is None else best.way
+    best, why = recommend(provisions, job)
+    return None if best is None else best.way, why
