@@ -24,7 +24,7 @@ class Size(NamedTuple):
 
 ROOMS = {
     "analysis": Size(455, 6, 19),
-    "api": Size(633, 9, 16),
+    "api": Size(635, 9, 16),
     "cli": Size(2368, 16, 115),
     "client": Size(4785, 51, 190),
     "comm": Size(1363, 24, 56),

@@ -16,6 +16,7 @@ from funcpipe.core.process import say
 from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS, RunKeywords, settings_with
 from funcpipe.platforms.catalog import LOCAL
 from funcpipe.training.data_source import Data
+from funcpipe.worker.deferred_compiler import CompilerDeferred
 
 
 class FuncPipe(Training):
@@ -55,6 +56,7 @@ class FuncPipe(Training):
     """
 
     @arguments.strict
+    @CompilerDeferred()
     def fit(
         self,
         dataset: Data,

@@ -144,6 +144,7 @@ class Planning:
         return self._profile
 
     @arguments.strict
+    @CompilerDeferred()
     def optimize(
         self,
         *,

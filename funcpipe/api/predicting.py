@@ -27,6 +27,7 @@ from funcpipe.scheduler.simulator.disturbances import UNDISTURBED, Disturbances
 from funcpipe.training.data_source import Data
 from funcpipe.training.optimizers import trainable_shapes
 from funcpipe.training.recipe_trial import optimizer_kind
+from funcpipe.worker.deferred_compiler import CompilerDeferred
 
 
 class Predicting(Planning):
@@ -78,6 +79,7 @@ class Predicting(Planning):
         return estimate_job(chosen, shape, prices=priced, faults=faults, functions=platform)
 
     @arguments.strict
+    @CompilerDeferred()
     def provision(
         self,
         data: int | Data,

@@ -113,6 +113,19 @@ def user_program() -> None:
     compiles()
 
 
+def user_program_that_plans() -> None:
+    """From the module to the plan a program steps an optimiser; no verb loads the compiler for that."""
+    from funcpipe import FuncPipe
+
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 3))
+    pipe = FuncPipe(model, loss_fn=nn.functional.cross_entropy, optimizer=torch.optim.AdamW)
+    pipe.profile(torch.zeros(4, 4), sample_target=torch.zeros(4, dtype=torch.long), micro_batch=4, repeats=1)
+    pipe.optimize(global_batch=8)
+    pipe.provision(64, global_batch=8, epochs=1, ways=["one-machine"])
+    assert COMPILER not in loaded()
+    compiles()
+
+
 class Attention(nn.Module):
     """Operators of many kinds, on shapes that follow from each other."""
 
@@ -210,7 +223,7 @@ print(json.dumps(found))
 
 pytestmark = pytest.mark.xdist_group("deferred compiler")  # one run of all programs is enough
 
-PROGRAMS = ("eager_code", "code_that_walks_all_modules", "user_program")
+PROGRAMS = ("eager_code", "code_that_walks_all_modules", "user_program", "user_program_that_plans")
 TRACED = ("graphs_of_a_command", "graphs_of_a_program")
 
 
