@@ -23,23 +23,23 @@ class Size(NamedTuple):
 
 
 ROOMS = {
-    "analysis": Size(455, 6, 19),
+    "analysis": Size(459, 6, 19),
     "api": Size(635, 9, 16),
     "cli": Size(2368, 16, 115),
     "client": Size(4785, 51, 190),
     "comm": Size(1363, 24, 56),
-    "core": Size(3278, 131, 219),
+    "core": Size(3314, 132, 220),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),
     "model": Size(6145, 96, 241),
     "neighbours": Size(3753, 72, 199),
-    "partitioner": Size(5521, 71, 267),
+    "partitioner": Size(5621, 72, 271),
     "platforms": Size(6203, 102, 245),
-    "profiler": Size(1005, 13, 44),
+    "profiler": Size(1019, 13, 44),
     "runstate": Size(2529, 40, 131),
     "scheduler": Size(1649, 35, 59),
-    "show": Size(1688, 11, 95),
+    "show": Size(1695, 11, 95),
     "sweep": Size(1175, 22, 22),
     "testing": Size(816, 19, 23),
     "training": Size(5614, 104, 197),
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 86_000, 82, 18
+MODULES, LINES, EXPORTED, VERBS = 591, 86_500, 82, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

@@ -28,10 +28,11 @@ from funcpipe.core.texts import spread_prefix
 from funcpipe.errors import InvalidValue
 from funcpipe.partitioner.cost import Array
 from funcpipe.partitioner.cost.evaluate import column_of, plan_loads, plan_setting
-from funcpipe.partitioner.cost.formulas import lane_times
+from funcpipe.partitioner.cost.formulas import crossing_link, lane_times
 from funcpipe.partitioner.cost.loads import Loads, Setting, meeting_share
 from funcpipe.partitioner.cost.rounding import addition_s, all_s, group_addition_s
 from funcpipe.partitioner.cost.stores import largest_shares, link
+from funcpipe.partitioner.cost.sync_ways import sum_crossing
 from funcpipe.scheduler.graph import StepShape
 from funcpipe.scheduler.late import LatePart
 from funcpipe.scheduler.pipeline import Loading
@@ -244,7 +245,9 @@ def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec, *, meets: b
     processors = loads.processors.tolist()
     names = _stores_of(plan)
     stores = [alone.store(name) for name in names]
-    links = [link(loads, store, plan.workers) for store in stores]
+    links = [(crossing_link(loads, store, plan.workers), link(loads, store, plan.workers)) for store in stores]
+    crossing = sum_crossing(loads, setting)
+    crossing_s = crossing.tied_s + (crossing.summed_s / max(setting.delay, 1) if sums else 0.0)
 
     def cost(task: Task) -> Cost:
         if task.kind is Kind.LOAD:
@@ -260,13 +263,14 @@ def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec, *, meets: b
             assert task.part is not None, "merges are numbered"
             return Cost(rounding[task.stage].of_merge(task.part))
         if task.kind is Kind.UPDATE:
-            return Cost(rounding[task.stage].read_s if sums else 0.0, processors=processors[task.stage])
+            read_s = rounding[task.stage].read_s if sums else 0.0
+            return Cost(read_s + float(crossing_s[task.stage]), processors=processors[task.stage])
         if not (task.kind.is_put or task.kind.is_get):
             return Cost(0.0)
         size = payload(task)
         encode_s = rounding[task.stage].encode_s * size if task.kind is Kind.PUT_SPLIT else 0.0
         number = names.index(_store_of(task, plan))
-        bytes_s = links[number][0 if task.kind.is_put else 1]
+        bytes_s = links[number][task.kind in _SUMS][0 if task.kind.is_put else 1]
         return Cost(stores[number].latency_s + encode_s, size, float(bytes_s[task.stage]), number)
 
     return cost

@@ -170,7 +170,7 @@ _PLAN = (
 def explain(options: Options) -> None:
     """Explain a plan."""
     from funcpipe.partitioner.explain import explain as explain_plan
-    from funcpipe.partitioner.explain import render as as_text
+    from funcpipe.partitioner.explain_text import render as as_text
 
     plan = read(Plan, options.plan)
     source = _made_from(options, plan)

@@ -19,6 +19,7 @@ from funcpipe.core.choices import (
     usual_streams,
 )
 from funcpipe.core.estimate import (
+    DeviceMemory,
     Estimate,
     JobEstimate,
     JobItem,
@@ -119,6 +120,7 @@ __all__ = [
     "CountsByKind",
     "Coupled",
     "DataProfile",
+    "DeviceMemory",
     "Estimate",
     "Event",
     "Events",

@@ -11,8 +11,26 @@ from funcpipe.core.texts import counted, time_text, usd_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceMemory:
+    """The memory of the accelerator of a stage's function by purpose, and all that it has, `has_bytes`."""
+
+    has_bytes: int
+    context_bytes: int
+    state_bytes: int
+    activation_bytes: int
+    waste_bytes: int
+
+    @property
+    def needs_bytes(self) -> int:
+        """The peak."""
+        return self.context_bytes + self.state_bytes + self.activation_bytes + self.waste_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StageEstimate:
     """The prediction for one stage: a function's memory by purpose, and each lane's seconds for one micro-batch.
+
+    On a function with an accelerator that is the memory of the host, and `device` that of the accelerator.
 
     `joint_s` is what the exchange of outputs for a joint loss takes, once an iteration. Where replicas train alone,
     `sync_s` is a step's share of a meeting.
@@ -32,11 +50,17 @@ class StageEstimate:
     load_s: float = 0.0
     data_bytes: int = 0
     joint_s: float = 0.0
+    device: DeviceMemory | None = field(default=None, metadata=IF_CHANGED)
 
     @property
     def memory_bytes(self) -> int:
         """The peak memory of one function of the stage."""
         return self.base_bytes + self.state_bytes + self.activation_bytes + self.waste_bytes + self.data_bytes
+
+    def lacks_bytes(self, memory_mb: int) -> int:
+        """Return how much too small a function with `memory_mb`, or its accelerator, is for the stage; else 0."""
+        device_bytes = 0 if self.device is None else self.device.needs_bytes - self.device.has_bytes
+        return max(0, self.memory_bytes - memory_mb * 2**20, device_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,6 +87,9 @@ class StoreEstimate:
         return self.request_usd + self.transfer_usd + self.hours_usd
 
 
+BY_RATES = "estimated from operations and bytes, by published rates"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
     """The prediction for one iteration: seconds, itemised dollars, bytes, requests, and the bottleneck.
@@ -74,7 +101,7 @@ class Estimate:
     lifetime ends, adds; `iteration_s` and `cost_usd` do not include them.
 
     Where replicas train alone between meetings, an iteration is the mean of all steps; one with a meeting takes
-    `meeting_s`.
+    `meeting_s`. `by_rates` is true where the seconds that accelerators compute follow from their published rates.
     """
 
     iteration_s: float
@@ -91,6 +118,7 @@ class Estimate:
     hours_usd: float = 0.0
     stores: tuple[StoreEstimate, ...] = ()
     meeting_s: float | None = field(default=None, metadata=IF_CHANGED)
+    by_rates: bool = field(default=False, metadata=IF_CHANGED)
 
     def usd_in(self, iteration_s: float) -> float:
         """Dollars of an iteration that takes `iteration_s` instead: those of functions and of hours follow the time."""

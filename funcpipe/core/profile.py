@@ -1,12 +1,13 @@
 """Measurements: of a model, which planning starts from, of a platform in its functions, and of a storage."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from funcpipe.core import checks
-from funcpipe.core.accelerator import Work, total
+from funcpipe.core.accelerator import Accelerator, Work, total
 from funcpipe.core.choices import Precision
+from funcpipe.core.platform import FunctionSize
 from funcpipe.core.texts import Described
 from funcpipe.errors import InvalidValue
 
@@ -44,6 +45,20 @@ class LayerProfile:
         for name in ("forward_s", "backward_s"):
             for i, seconds in enumerate(getattr(self, name)):
                 checks.at_least(f"{name}[{i}]", seconds, 0)
+
+    def seconds_on(self, device: Accelerator, precision: Precision) -> tuple[float, float]:
+        """Return the seconds of a forward and of a backward by the published rates of `device`.
+
+        Raises InvalidValue where the work of the layer, or a rate, is not known.
+        """
+        if self.forward_work is None or self.backward_work is None:
+            raise InvalidValue(
+                f"work of {self.name}", None, f"must be known for {device.name}; profile the model again"
+            )
+        forward_s, backward_s = (device.seconds(work, precision) for work in (self.forward_work, self.backward_work))
+        if forward_s is None or backward_s is None:
+            raise InvalidValue(f"rates of {device.name}", None, "must be known: fp32_tflop_s and memory_gb_s")
+        return forward_s, backward_s
 
     @property
     def graph_layers(self) -> tuple[str, ...]:
@@ -127,7 +142,8 @@ class ModelProfile(Described):
     """A model as a graph of layers in topological order, measured for one micro-batch size on some function sizes.
 
     `base_memory_bytes` is what a function needs before it holds any of the model. `estimated` is true where seconds
-    were scaled from measurements on another machine by the platform's vCPU curve. Where inputs of several lengths were
+    were scaled from measurements on another machine by the platform's vCPU curve, or are those of GPUs by their
+    published rates. Where inputs of several lengths were
     measured, `buckets` says which: seconds and bytes sent are their mean, what a function must hold is the largest.
     `carried` names what a forward leaves for the next one: if there is anything, micro-batches must follow each other,
     and plans have one replica. `blocks` are the paths of modules that were traced as one layer each, `precision` is
@@ -177,6 +193,41 @@ class ModelProfile(Described):
             if not 0 <= tie.layers[0] <= tie.layers[-1] < len(self.layers):
                 rule = f"must name some of the {len(self.layers)} layers"
                 raise InvalidValue(f"ties[{i}].layers", tie.layers, rule)
+
+    def on_sizes(
+        self, platform: str, sizes: Sequence[FunctionSize], *, precision: Precision | None = None
+    ) -> "ModelProfile":
+        """Return the same profile for `sizes` of `platform`: those that have an accelerator are estimated by its rates.
+
+        They compute in `precision`, by default that of the profile. Raises InvalidValue for another size that was not
+        measured, and where the work of a layer is not known.
+        """
+        found = [
+            [
+                layer.seconds_on(size.accelerator, precision or self.precision)
+                if size.accelerator is not None
+                else (layer.forward_s[self._column(size.name)], layer.backward_s[self._column(size.name)])
+                for size in sizes
+            ]
+            for layer in self.layers
+        ]
+        layers = tuple(
+            replace(layer, forward_s=tuple(f for f, _ in row), backward_s=tuple(b for _, b in row))
+            for layer, row in zip(self.layers, found, strict=True)
+        )
+        guessed = any(size.accelerator is not None for size in sizes)
+        return replace(
+            self,
+            platform=platform,
+            sizes=tuple(size.name for size in sizes),
+            layers=layers,
+            estimated=self.estimated or guessed,
+        )
+
+    def _column(self, size: str) -> int:
+        if size not in self.sizes:
+            raise InvalidValue("size", size, f"must be one that was measured: {', '.join(self.sizes)}")
+        return self.sizes.index(size)
 
     @property
     def joint_bytes(self) -> int:

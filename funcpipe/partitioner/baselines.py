@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from funcpipe.core import MB, Estimate, Plan, Recompute, ScheduleKind, Sync
+from funcpipe.core import Estimate, Plan, Recompute, ScheduleKind, Sync
 from funcpipe.core.distribution import install_command
 from funcpipe.errors import Infeasible, InvalidValue, SolverUnavailable
 from funcpipe.partitioner.cost import Array, IntArray
@@ -65,7 +65,7 @@ def best_of(problem: Problem, plans: Iterable[Plan | None], *, policy: str) -> P
 
 def _fits(plan: Plan, stage: int) -> bool:
     assert plan.estimate is not None
-    return plan.estimate.stages[stage].memory_bytes <= plan.stages[stage].memory_mb * MB
+    return not plan.estimate.stages[stage].lacks_bytes(plan.stages[stage].memory_mb)
 
 
 def uniform(problem: Problem, *, time_limit_s: float | None = None) -> Plan:
@@ -253,7 +253,7 @@ def _data_parallel(problem: Problem, policy: str, schedule: ScheduleKind, *, ser
         plan = problem.plan(setting, [StageChoice(0, len(problem.profile.layers), size, False)])
         estimate = plan.estimate
         assert estimate is not None
-        if estimate.peak_memory_bytes > problem.spec.sizes[size].memory_bytes:
+        if not _fits(plan, 0):
             continue
         if server is not None and degree > 1:
             estimate = _with_server(plan, problem, setting, server)

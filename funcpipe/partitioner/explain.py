@@ -1,10 +1,10 @@
 """Why a plan is as it is: memory and lanes of each stage, the limits that bind, and what other choices would cost."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 
-from funcpipe.core import MB, NO_PINS, ModelProfile, Pins, Plan, PlatformSpec, TrainingSpec, Wire
+from funcpipe.core import MB, NO_PINS, DeviceMemory, ModelProfile, Pins, Plan, PlatformSpec, TrainingSpec
 from funcpipe.core.rounds import AUTO
 from funcpipe.core.stores import DEFAULT, KINDS
 from funcpipe.core.texts import STAGE_PREFIXES
@@ -13,7 +13,7 @@ from funcpipe.partitioner.alternatives import second_best
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.partitioner.local_steps import RoundChoice, round_choices
 from funcpipe.partitioner.optimize import merged_problem, optimize, unmerged
-from funcpipe.partitioner.problem.goal import meeting_every, reason_for
+from funcpipe.partitioner.problem.goal import meeting_every
 from funcpipe.partitioner.problem.problem import Problem
 
 _NEAR = 0.98
@@ -41,7 +41,11 @@ class Smaller:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageExplanation:
-    """One stage: layers, bytes by what takes them, and busy seconds of its lanes in one iteration."""
+    """One stage: layers, bytes by what takes them, and busy seconds of its lanes in one iteration.
+
+    On a function with an accelerator, base, synchronisation buffers (with the copies that checkpoints make), messages
+    and data are on the host, all else on the `device`.
+    """
 
     layers: tuple[str, ...]
     size: str
@@ -64,10 +68,14 @@ class StageExplanation:
     load_s: float = 0.0
     data_bytes: int = 0
     meeting_bytes: int = 0
+    message_bytes: int = 0
+    device: DeviceMemory | None = None
 
     @property
     def needs_bytes(self) -> int:
-        """All that one function holds at its peak."""
+        """All that one function holds at its peak: on its host, if it has an accelerator."""
+        if self.device is not None:
+            return self.base_bytes + self.sync_buffer_bytes + self.message_bytes + self.data_bytes
         held = self.base_bytes + self.parameter_bytes + self.gradient_bytes + self.optimizer_bytes
         held += self.sync_buffer_bytes + self.constant_bytes + self.activation_bytes + self.workspace_bytes
         held += self.meeting_bytes
@@ -152,7 +160,9 @@ def _stage(plan: Plan, number: int, problem: Problem) -> StageExplanation:
     optimizer = round(plan.values_per_parameter * parameters) - meetings
     constant = sum(layer.constant_bytes for layer in layers)
     workspace = max(layer.workspace_bytes for layer in layers)
-    each = plan.micro_batches // plan.replicas
+    each, device = plan.micro_batches // plan.replicas, estimate.device
+    here = estimate if device is None else device
+    kept = 2 * parameters + optimizer + meetings + constant
     return StageExplanation(
         layers=stage.layers or tuple(name for layer in layers for name in layer.graph_layers),
         size=stage.size,
@@ -162,11 +172,13 @@ def _stage(plan: Plan, number: int, problem: Problem) -> StageExplanation:
         parameter_bytes=parameters,
         gradient_bytes=parameters,
         optimizer_bytes=optimizer,
-        sync_buffer_bytes=estimate.state_bytes - 2 * parameters - optimizer - meetings - constant,
+        sync_buffer_bytes=estimate.state_bytes - (kept if device is None else 0),
         constant_bytes=constant,
-        activation_bytes=estimate.activation_bytes - workspace,
+        activation_bytes=here.activation_bytes - workspace,
         workspace_bytes=workspace,
-        waste_bytes=estimate.waste_bytes,
+        waste_bytes=here.waste_bytes,
+        message_bytes=0 if device is None else estimate.activation_bytes,
+        device=device,
         compute_s=each * (estimate.forward_s + estimate.backward_s),
         upload_s=each * (estimate.forward_upload_s + estimate.backward_upload_s),
         download_s=each * (estimate.forward_download_s + estimate.backward_download_s),
@@ -186,8 +198,8 @@ def _smaller(plan: Plan, number: int, problem: Problem) -> Smaller | None:
     stage = replace(plan.stages[number], size=sizes[-1].name, memory_mb=sizes[-1].memory_mb)
     other = replace(plan, stages=(*plan.stages[:number], stage, *plan.stages[number + 1 :]))
     estimate = evaluate(other, problem.profile, problem.spec)
-    lacks_mb = estimate.stages[number].memory_bytes / MB - sizes[-1].memory_mb
-    if lacks_mb > 0:
+    lacks_mb = estimate.stages[number].lacks_bytes(sizes[-1].memory_mb) / MB
+    if lacks_mb:
         return Smaller(size=sizes[-1].name, lacks_mb=lacks_mb, change=None)
     change = _beside(plan, replace(other, estimate=estimate), problem, f"stage {number} on {sizes[-1].name}")
     return Smaller(size=sizes[-1].name, lacks_mb=0.0, change=change)
@@ -236,6 +248,9 @@ def _binding(plan: Plan, problem: Problem) -> tuple[str, ...]:
             found.append(f"memory of stage {i}: {smaller.lacks_mb:.0f} MB too much for {smaller.size}")
         elif estimate.stages[i].memory_bytes > _NEAR * stage.memory_mb * MB:
             found.append(f"memory of stage {i}: full to {estimate.stages[i].memory_bytes / MB / stage.memory_mb:.0%}")
+        device = estimate.stages[i].device
+        if device is not None and device.needs_bytes > _NEAR * device.has_bytes:
+            found.append(f"GPU of stage {i}: full to {device.needs_bytes / device.has_bytes:.0%}")
     if estimate.iteration_s > _NEAR * goal.deadline_s:
         found.append(f"time: {estimate.iteration_s:.4g} s of {goal.deadline_s:.4g} s")
     if estimate.cost_usd > _NEAR * goal.budget_usd:
@@ -267,130 +282,3 @@ def _request_limits(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> It
             if each is not None and count > _NEAR * each * share * estimate.iteration_s:
                 rate, where = count / estimate.iteration_s, f"below {share} prefixes" if share > 1 else "in all"
                 yield f"requests: {rate:.0f} {what} a second of {each * share:.0f} {where} of {name}"
-
-
-def render(explanation: Explanation) -> str:
-    """The explanation in lines of at most some hundred characters."""
-    return "\n".join(_lines(explanation)) + "\n"
-
-
-def _lines(explanation: Explanation) -> Iterator[str]:
-    plan, estimate = explanation.plan, explanation.plan.estimate
-    assert estimate is not None
-    yield (
-        f"{plan.model or 'model'} on {plan.platform or 'platform'}: {_count(len(plan.stages), 'stage')} × "
-        f"{_count(plan.replicas, 'replica')}, {plan.schedule.value}, synchronisation {plan.synchronisation}, "
-        f"{plan.wire.value} on the wire"
-        + (f", sums in {plan.wire_sync.value}" if plan.replicas > 1 and plan.wire_sync is not Wire.FP32 else "")
-        + (", optimiser divided over the replicas" if plan.divides_optimizer else "")
-        + (f", {plan.meetings}" if plan.trains_locally else "")
-        + (f", the loss computed for {plan.loss_of}" if plan.joint_loss else "")
-    )
-    if reason := reason_for(plan):
-        yield f"number formats: {reason}"
-    hours = f", hours of stores {estimate.hours_usd:.4g} $" if estimate.hours_usd else ""
-    yield (
-        f"an iteration of {plan.global_batch} samples: {estimate.iteration_s:.4g} s, {estimate.cost_usd:.4g} $ "
-        f"(functions {estimate.compute_usd:.4g} $, {estimate.puts} puts and {estimate.gets} gets "
-        f"{estimate.request_usd:.4g} ${hours})"
-    )
-    if estimate.meeting_s is not None:
-        yield f"that is the mean of a round; a step that ends with a meeting takes {estimate.meeting_s:.4g} s"
-    if plan.prices_note:
-        yield plan.prices_note
-    yield from _store_lines(explanation)
-    if estimate.overhead_s or estimate.overhead_usd:
-        yield (
-            f"starting and handing over adds {estimate.overhead_s:.3g} s and {estimate.overhead_usd:.3g} $ "
-            "to each, over a function's life"
-        )
-    yield f"busiest: {explanation.bottleneck}"
-    for number, stage in enumerate(explanation.stages):
-        yield ""
-        yield from _stage_lines(number, stage, explanation.unit)
-    yield ""
-    yield "limits that bind: " + ("; ".join(explanation.binding) or "none")
-    second = explanation.second
-    if explanation.rounds:
-        yield ""
-        yield from round_lines(explanation.rounds)
-        yield ""
-    if second is not None:
-        is_best = second.worse_by >= -1e-9 * abs(explanation.objective)
-        what = "second-best plan" if is_best else "this plan is not the best; a better one"
-        yield f"{what}: {_change(second, explanation.unit)}: {second.what}"
-
-
-def round_lines(rounds: Sequence[RoundChoice]) -> Iterator[str]:
-    """The best plans for some numbers of steps between meetings, a line each."""
-    yield "the best plan, if replicas meet after so many steps:"
-    yield "  steps  stages  replicas   step s  with meeting s     step $  efficiency"
-    for row in rounds:
-        shape = f"{row.sync_every:>5}  {row.stages:>6}  {row.replicas:>8}"
-        seconds = f"{row.iteration_s:>7.4g}  {row.meeting_s:>14.4g}"
-        yield f"  {shape}  {seconds}  {row.cost_usd:>9.4g}  {row.efficiency:>10.0%}"
-
-
-def _store_lines(explanation: Explanation) -> Iterator[str]:
-    """The stores, where not all is in the default one."""
-    estimate = explanation.plan.estimate
-    assert estimate is not None
-    if explanation.plan.stores.is_default:
-        return
-    taken = {item.kind: item for item in estimate.stores}
-    for chosen in explanation.stores:
-        yield f"{chosen.kind} in {chosen.store}: {chosen.what}"
-        if (item := taken.get(chosen.kind)) is not None:
-            hours = f", hours {item.hours_usd:.3g} $" if item.hours_usd else ""
-            yield (
-                f"  {item.puts} puts and {item.gets} gets {item.request_usd:.3g} $, {item.sent_bytes / MB:.0f} MB sent "
-                f"and {item.received_bytes / MB:.0f} MB received {item.transfer_usd:.3g} ${hours}"
-            )
-        if chosen.default is not None:
-            yield f"  the same plan with {chosen.default.what}: {_change(chosen.default, explanation.unit)}"
-
-
-def _stage_lines(number: int, stage: StageExplanation, unit: str) -> Iterator[str]:
-    names = stage.layers
-    listed = ", ".join(names) if len(names) <= 4 else f"{names[0]}, {names[1]}, … {names[-1]}"
-    again = ", recomputes" if stage.recompute else ""
-    yield f"stage {number} on {stage.size}{again}: {len(names)} layers ({listed})"
-    parts = {
-        "base": stage.base_bytes,
-        "parameters": stage.parameter_bytes,
-        "gradients": stage.gradient_bytes,
-        "optimiser": stage.optimizer_bytes,
-        "last meeting": stage.meeting_bytes,
-        "synchronisation buffers": stage.sync_buffer_bytes,
-        "constants": stage.constant_bytes,
-        "activations": stage.activation_bytes,
-        "workspace": stage.workspace_bytes,
-        "waste": stage.waste_bytes,
-        "data": stage.data_bytes,
-    }
-    filled = " + ".join(f"{name} {size / MB:.0f}" for name, size in parts.items() if size)
-    yield f"  memory   {stage.needs_bytes / MB:.0f} of {stage.memory_mb} MB = {filled}"
-    load = f"load {stage.load_s:.3g} s, " if stage.load_s else ""
-    yield (
-        f"  lanes    {load}compute {stage.compute_s:.3g} s, upload {stage.upload_s:.3g} s, "
-        f"download {stage.download_s:.3g} s, then synchronisation {stage.sync_s:.3g} s"
-    )
-    if stage.smaller is None:
-        yield "  smaller  there is no smaller size"
-    elif stage.smaller.change is None:
-        yield f"  smaller  {stage.smaller.size} lacks {stage.smaller.lacks_mb:.0f} MB"
-    else:
-        yield f"  smaller  {stage.smaller.size} would be {_change(stage.smaller.change, unit)}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _change(change: Alternative, unit: str) -> str:
-    mark = "$" if unit == "dollars" else "s"
-    if change.worse_by == float("inf"):
-        verdict = "outside the limits"
-    else:
-        verdict = f"{abs(change.worse_by):.3g} {mark} {'worse' if change.worse_by >= 0 else 'better'} in all"
-    return f"{verdict} ({change.more_s:+.3g} s, {change.more_usd:+.3g} $)"

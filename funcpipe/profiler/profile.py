@@ -2,13 +2,16 @@
 
 import contextlib
 import statistics
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from funcpipe.core import LayerProfile, LayerReport, ModelProfile, PlatformSpec, TensorProfile, TiedParameter, checks
+from funcpipe.core.choices import Precision
 from funcpipe.core.texts import error_text
 from funcpipe.errors import DataError, FuncPipeError
 from funcpipe.model.graph import Layer, LayerGraph
@@ -200,9 +203,10 @@ def profile(
     The sample is one micro-batch itself if it is `whole`; raises DataError where it cannot be cut otherwise.
     Seconds are the median of `repeats` runs; with none, they are estimated from operations and bytes. `on` measures
     them in functions of every size; without it they are measured in this process and divided by the vCPUs of each size,
-    which is marked as an estimate unless the platform is the local one. Equal layers are measured once, and run once if
-    they are without weights. `loss` turns the model's output into a number; its time counts as part of the last layer.
-    `progress` is called with each layer's name and the share of layers done.
+    which is marked as an estimate unless the platform is the local one; those on accelerators are estimated by their
+    published rates. Equal layers are measured once, and run once if they are without weights. `loss` turns the model's
+    output into a number; its time counts as part of the last layer. `progress` is called with each layer's name and the
+    share of layers done.
     """
     checks.at_least("repeats", repeats, 0 if on is None else 1)
     given = graph.signature.bind(sample, sample_kwargs)
@@ -228,7 +232,7 @@ def profile(
     base_bytes, end_bytes = _code_bytes(builder.kinds, forked=spec.name == "local")
     if spec.base_memory_bytes is not None:
         base_bytes += spec.base_memory_bytes - base_memory_bytes(forked=spec.name == "local")
-    return ModelProfile(
+    found = ModelProfile(
         model=graph.name,
         micro_batch=micro_batch,
         platform=spec.name,
@@ -246,6 +250,19 @@ def profile(
         output_bytes=builder.output_bytes,
         timed_as=builder.timed_as,
     )
+    if on is not None or not any(size.accelerator for size in spec.sizes):
+        return found
+    return found.on_sizes(spec.name, spec.sizes, precision=_computed_in(graph))
+
+
+def _computed_in(graph: LayerGraph) -> Precision:
+    """The number format that most of the weights of `graph` are multiplied in."""
+    tensors = {id(tensor): tensor for layer in graph.layers for tensor in graph.tensors_of(layer).values()}.values()
+    sizes = Counter[torch.dtype]()
+    for tensor in tensors:
+        sizes[tensor.dtype] += tensor.nbytes
+    most = max(sizes, key=sizes.__getitem__, default=torch.float32)
+    return {torch.bfloat16: Precision.BF16, torch.float16: Precision.FP16}.get(most, graph.precision)
 
 
 @contextlib.contextmanager

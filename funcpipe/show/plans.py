@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from funcpipe.core import MB, Estimate, ModelProfile, Plan, PlatformSpec, StorageReport, Trace
+from funcpipe.core import MB, DeviceMemory, Estimate, ModelProfile, Plan, PlatformSpec, StorageReport, Trace
+from funcpipe.core.estimate import BY_RATES
 from funcpipe.core.stores import KINDS
 from funcpipe.core.texts import counted, number_text
 from funcpipe.show.describe import Column, Description, Table
@@ -65,8 +66,11 @@ def plan(chosen: Plan, path: str | None = None) -> Description:
     estimate = chosen.estimate if _is_whole(chosen) else None
     where = f"{chosen.model or 'a model'} on {chosen.platform or 'no platform'}"
     size = f"{counted(len(chosen.stages), 'stage')} x {counted(chosen.replicas, 'replica')}"
+    devices = [] if estimate is None else [needs.device for needs in estimate.stages]
+    devices = devices if any(devices) else []
     columns = (
         *(Column("stage"), Column("layers", text=True), Column("function", text=True), Column("memory MB")),
+        *((Column("GPU MB"),) if devices else ()),
         *(Column("forward s", drop=3), Column("backward s", drop=2), Column("sync s", drop=1)),
     )
     rows = []
@@ -78,6 +82,7 @@ def plan(chosen: Plan, path: str | None = None) -> Description:
                 *(str(number), f"{stage.first}..{stage.stop - 1}"),
                 stage.size + (" recompute" if stage.recompute else ""),
                 ("" if needs is None else f"{needs.memory_bytes / MB:.0f} of ") + str(stage.memory_mb),
+                *(() if not devices else (_device_text(devices[number]),)),
                 *(time if isinstance(time, str) else number_text(time, 4) for time in times),
             )
         )
@@ -86,6 +91,10 @@ def plan(chosen: Plan, path: str | None = None) -> Description:
         facts=(*_of_plan(chosen), *written_to(path)),
         tables=(Table(columns=columns, rows=tuple(rows)),),
     )
+
+
+def _device_text(device: DeviceMemory | None) -> str:
+    return "" if device is None else f"{device.needs_bytes / MB:.0f} of {device.has_bytes / MB:.0f}"
 
 
 def _is_whole(chosen: Plan) -> bool:
@@ -104,6 +113,8 @@ def _of_plan(chosen: Plan) -> list[tuple[str, str]]:
         items |= {"hours of stores": estimate.hours_usd} if estimate.hours_usd else {}
         parts = ", ".join(f"{name} ${number_text(usd, 6)}" for name, usd in items.items())
         facts.append(("iteration", f"{_time_and_cost(estimate)} ({parts}); bottleneck: {estimate.bottleneck}"))
+        if estimate.by_rates:
+            facts.append(("seconds on GPUs", BY_RATES))
     if chosen.prices_note:
         facts.append(("prices", chosen.prices_note))
     if not chosen.stores.is_default:

@@ -38,7 +38,7 @@ class PolicyContract:
             planned += 1
             assert plan.estimate == evaluate(plan, problem.profile, problem.spec)
             for stage, estimate in zip(plan.stages, plan.estimate.stages, strict=True):
-                assert estimate.memory_bytes <= stage.memory_mb * MB
+                assert not estimate.lacks_bytes(stage.memory_mb)
             assert [stage.first for stage in plan.stages[1:]] == [stage.stop for stage in plan.stages[:-1]]
             assert (plan.stages[0].first, plan.stages[-1].stop) == (0, len(problem.profile.layers))
         assert planned, "it has no plan for any problem"

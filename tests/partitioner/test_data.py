@@ -8,7 +8,8 @@ from funcpipe.analysis.predict import predict
 from funcpipe.core import Recompute, ScheduleKind, Sync, TrainingSpec
 from funcpipe.errors import InvalidValue, PlanError
 from funcpipe.partitioner.cost.evaluate import check_memory, evaluate
-from funcpipe.partitioner.explain import explain, render
+from funcpipe.partitioner.explain import explain
+from funcpipe.partitioner.explain_text import render
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.search.exact import exact
 from tests.partitioner.instances import MB, chain, draw_problem, platform

@@ -9,7 +9,8 @@ from funcpipe.core import OptimizerKind, Pins, Recompute, ScheduleKind, Training
 from funcpipe.errors import Infeasible, InvalidValue, PlanError
 from funcpipe.partitioner.alternatives import Changes, parse_changes, what_if
 from funcpipe.partitioner.cost.evaluate import evaluate
-from funcpipe.partitioner.explain import explain, render
+from funcpipe.partitioner.explain import explain
+from funcpipe.partitioner.explain_text import render
 from funcpipe.partitioner.optimize import optimize
 from tests.partitioner.instances import MB, chain, platform
 

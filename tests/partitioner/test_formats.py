@@ -7,7 +7,8 @@ import pytest
 from funcpipe.core import Numerics, Plan, Precision, Sync, Wire
 from funcpipe.partitioner.alternatives import pareto_front
 from funcpipe.partitioner.cost.evaluate import evaluate
-from funcpipe.partitioner.explain import explain, render
+from funcpipe.partitioner.explain import explain
+from funcpipe.partitioner.explain_text import render
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.goal import REASON, REASON_16_BITS, reason_for, with_formats
 from tests.partitioner.instances import platform

@@ -29,7 +29,8 @@ from funcpipe.partitioner.alternatives import Changes, what_if
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.partitioner.cost.stores import sync_requests
 from funcpipe.partitioner.cost.sync_time import sync_time_s
-from funcpipe.partitioner.explain import explain, render
+from funcpipe.partitioner.explain import explain
+from funcpipe.partitioner.explain_text import render
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import exact

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 
 from funcpipe.core import Pins, Plan, TrainingSpec, from_text, to_text
 from funcpipe.errors import FormatError, Infeasible, InvalidValue
-from funcpipe.partitioner.explain import explain, render
+from funcpipe.partitioner.explain import explain
+from funcpipe.partitioner.explain_text import render
 from funcpipe.partitioner.optimize import optimize
 from tests.partitioner.instances import chain, platform
 from tests.partitioner.oracles import compare, enumerated, optima

@@ -8,7 +8,8 @@ from funcpipe.core import MB, Recompute, Sync, TiedParameter, Wire
 from funcpipe.errors import Infeasible, InvalidValue
 from funcpipe.partitioner.baselines import hybridps
 from funcpipe.partitioner.cost.evaluate import plan_loads
-from funcpipe.partitioner.explain import explain, render
+from funcpipe.partitioner.explain import explain
+from funcpipe.partitioner.explain_text import render
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import exact

@@ -27,7 +27,8 @@ from funcpipe.errors import Infeasible, InvalidValue, PlanError
 from funcpipe.partitioner.alternatives import Changes
 from funcpipe.partitioner.cost.evaluate import check_objects, evaluate
 from funcpipe.partitioner.cost.stores import largest_shares, sync_bytes_each
-from funcpipe.partitioner.explain import explain, render
+from funcpipe.partitioner.explain import explain
+from funcpipe.partitioner.explain_text import render
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.problem import Problem, StageChoice
 from funcpipe.partitioner.stores import checkpoint_usd

@@ -7,6 +7,8 @@ from dataclasses import replace
 import numpy as np
 
 from funcpipe.core import (
+    MB,
+    DeviceMemory,
     Estimate,
     FunctionSize,
     ModelProfile,
@@ -20,7 +22,7 @@ from funcpipe.core import (
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost import Array, IntArray
 from funcpipe.partitioner.cost.formulas import Lanes, MemoryUse, lane_times, memory_use, parameter_copies, stage_costs
-from funcpipe.partitioner.cost.loads import Loads, Setting, StageTraffic, meeting_share, stage_ties
+from funcpipe.partitioner.cost.loads import Loads, Setting, StageTraffic, functions_of, meeting_share, stage_ties
 from funcpipe.partitioner.cost.pipeline import dollars, plan_costs
 from funcpipe.partitioner.cost.stores import objects_fit, requests, store_estimates, way_fits
 from funcpipe.partitioner.cost.sync_ways import sync_times
@@ -66,12 +68,13 @@ def evaluate(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Estimate:
         puts=round(puts.sum()),
         gets=round(gets.sum()),
         bottleneck=_bottleneck(lanes, sync_s, loads, setting),
-        stages=_stage_estimates(lanes, sync_s, memory, load_s),
+        stages=_stage_estimates(lanes, sync_s, memory, load_s, loads),
         overhead_s=hand_over_s / steps,
         overhead_usd=dollars(usd_s, hand_over_s, start_usd) / steps,
         hours_usd=hours_usd,
         stores=store_estimates(loads, setting, iteration_s, plan.ways),
         meeting_s=meeting_s,
+        by_rates=profile.estimated and bool(loads.on_device.any()),
     )
 
 
@@ -85,15 +88,16 @@ def _sync_seconds(plan: Plan, loads: Loads, setting: Setting) -> Array:
 
 
 def check_memory(plan: Plan, estimate: Estimate) -> None:
-    """Raise PlanError if a stage needs more memory than its function has."""
+    """Raise PlanError if a stage needs more memory than its function, or the accelerator of that, has."""
     for i, (stage, needs) in enumerate(zip(plan.stages, estimate.stages, strict=True)):
-        needs_mb = needs.memory_bytes / 2**20
-        if needs_mb > stage.memory_mb:
-            data = f", {needs.data_bytes / 2**20:.0f} of them for data" if needs.data_bytes else ""
-            raise PlanError(
-                f"stage {i} needs {needs_mb:.0f} MB{data}, its function has {stage.memory_mb}; "
-                "choose a larger function, cut the stage, or let it recompute"
-            )
+        if not needs.lacks_bytes(stage.memory_mb):
+            continue
+        needs_mb, device = needs.memory_bytes / MB, needs.device
+        data = f", {needs.data_bytes / MB:.0f} of them for data" if needs.data_bytes else ""
+        what = f"{needs_mb:.0f} MB{data}, its function has {stage.memory_mb}"
+        if device is not None and needs_mb <= stage.memory_mb:
+            what = f"{device.needs_bytes / MB:.0f} MB on the GPU, which has {device.has_bytes / MB:.0f}"
+        raise PlanError(f"stage {i} needs {what}; choose a larger function, cut the stage, or let it recompute")
 
 
 def check_objects(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> None:
@@ -160,10 +164,7 @@ def plan_loads(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Loads:
         is_last=(np.arange(len(plan.stages)) == len(plan.stages) - 1).astype(np.float64),
         recompute=np.array([stage.recompute for stage in plan.stages]),
         traffic=traffic,
-        vcpu=np.array([size.vcpu for size in sizes]),
-        upload_bytes_s=np.array([size.upload_bytes_s for size in sizes]),
-        download_bytes_s=np.array([size.download_bytes_s for size in sizes]),
-        price_usd_s=np.array([size.price_usd_s for size in sizes]),
+        **functions_of(sizes),
     )
 
 
@@ -287,7 +288,22 @@ def _bottleneck(lanes: Lanes, sync_s: Array, loads: Loads, setting: Setting) -> 
     return f"stage {int(busy_s[what].argmax())} {what}"
 
 
-def _stage_estimates(lanes: Lanes, sync_s: Array, memory: MemoryUse, load_s: Array) -> tuple[StageEstimate, ...]:
+def _device_memory(memory: MemoryUse, loads: Loads, number: int) -> DeviceMemory | None:
+    if memory.device is None or not loads.on_device[number]:
+        return None
+    use = memory.device
+    return DeviceMemory(
+        has_bytes=int(loads.device_memory_bytes[number]),
+        context_bytes=int(use.base_bytes[number]),
+        state_bytes=int(use.state_bytes[number]),
+        activation_bytes=int(use.activation_bytes[number]),
+        waste_bytes=int(use.waste_bytes[number]),
+    )
+
+
+def _stage_estimates(
+    lanes: Lanes, sync_s: Array, memory: MemoryUse, load_s: Array, loads: Loads
+) -> tuple[StageEstimate, ...]:
     return tuple(
         StageEstimate(
             base_bytes=int(memory.base_bytes[i]),
@@ -304,6 +320,7 @@ def _stage_estimates(lanes: Lanes, sync_s: Array, memory: MemoryUse, load_s: Arr
             joint_s=float(lanes.joint_s[i]),
             load_s=float(load_s[i]),
             data_bytes=int(memory.data_bytes[i]),
+            device=_device_memory(memory, loads, i),
         )
         for i in range(len(sync_s))
     )

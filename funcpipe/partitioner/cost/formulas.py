@@ -8,6 +8,16 @@ The memory of a function at its peak is base + state + activations + waste + dat
 
 >>> state_bytes(copies=2, buffers=2, parameter_bytes=100, summed_bytes=100, constant_bytes=7)  # SGD, with replicas
 407
+
+A function with an accelerator has two memories, and the stage must fit both. On the device lies what computes, and a
+context; on the host what travels, and what is loaded and saved. By hand, SGD with momentum on 4 replicas: 100 bytes of
+parameters, 7 of constants, 40 of activations and workspace, messages of 10 bytes in and 20 out, forward and backward.
+
+    device    context + 3 · 100 + 7 + 40 + 40 / 8                          = context + 352
+    host      base + driver + (2 + 1) · 100 + 2 · 100 + 2 · (30 + 30)      = base + driver + 620
+
+The host holds the gradient as it leaves the device and two copies of it to sum (`buffer_copies`), the parameters and
+the momentum for a checkpoint, and each message twice: pinned, and as it travels.
 """
 
 from collections.abc import Sequence
@@ -16,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from funcpipe.core import ScheduleKind, SyncWay
+from funcpipe.core import MB, ScheduleKind, StoreSpec, SyncWay
 from funcpipe.partitioner.cost import Array, BoolArray
 from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.pipeline import StageCosts
@@ -70,10 +80,20 @@ class Lanes:
         return np.maximum(compute_s, links_s), np.zeros_like(compute_s)
 
 
+def crossing_link(loads: Loads, store: StoreSpec, workers: int) -> tuple[Array, Array]:
+    """Bytes per second, as `link` has them, of messages between a stage's accelerator and `store`.
+
+    A message crosses between device and host, then between host and store: a byte takes the sum of both, as each lane
+    does one after the other. By hand: 60 MB/s of a link and 12,000 MB/s of a bus are 59.7 MB/s.
+    """
+    up, down = link(loads, store, workers)
+    return up / (1 + up / loads.host_device_bytes_s), down / (1 + down / loads.host_device_bytes_s)
+
+
 def lane_times(loads: Loads, setting: Setting, *, workers: int) -> Lanes:
     """Seconds of one micro-batch on each lane; `workers` functions share the store of messages."""
     store, traffic = setting.message_store, loads.traffic
-    up, down = link(loads, store, workers)
+    up, down = crossing_link(loads, store, workers)
     ratio, ratio_back, latency_s = setting.wire_ratio, setting.back_wire_ratio, store.latency_s
     pace = pace_of(store, setting.replicas, workers)
 
@@ -149,20 +169,50 @@ def stage_costs(
     )
 
 
+CONTEXT_BYTES = 512 * MB
+"""What a process takes of an accelerator's memory before it holds any tensor: the CUDA context, and the kernels and
+workspaces of its libraries. An assumption until measured; 723 MiB were seen when all kernels were loaded at once
+(second-hand: discuss.pytorch.org/t/73021, 2020), since CUDA 11.7 they are as they are called.
+"""
+
+DRIVER_BYTES = 1024 * MB
+"""What the same libraries take of the host's memory: an assumption until measured."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryUse:
-    """Bytes that one function of each stage needs at its peak, by what takes them."""
+    """Bytes that one function of each stage needs at its peak, by what takes them.
+
+    Where stages compute on accelerators, these are the bytes of the host, and `device` has those of the device.
+    """
 
     base_bytes: Array
     state_bytes: Array
     activation_bytes: Array
     waste_bytes: Array
     data_bytes: Array
+    device: "MemoryUse | None" = None
 
     @property
     def total_bytes(self) -> Array:
         """All of it."""
         return self.base_bytes + self.state_bytes + self.activation_bytes + self.waste_bytes + self.data_bytes
+
+    def fits(self, loads: Loads) -> BoolArray:
+        """Which stages fit their functions, and the accelerators of these."""
+        fits: BoolArray = self.total_bytes <= loads.memory_bytes
+        return fits if self.device is None else fits & (self.device.total_bytes <= loads.device_memory_bytes)
+
+    def tightest(self, loads: Loads) -> tuple[Array, Array, BoolArray]:
+        """Of the memories of each stage's function the one that is filled most: bytes needed, bytes there are, and
+        whether it is that of the accelerator.
+        """
+        needs, has = np.broadcast_arrays(self.total_bytes, loads.memory_bytes)
+        if self.device is None:
+            return needs, has, np.zeros(needs.shape, dtype=bool)
+        device = self.device.total_bytes / loads.device_memory_bytes > needs / has
+        needs_bytes = np.where(device, self.device.total_bytes, needs)
+        return needs_bytes, np.where(device, loads.device_memory_bytes, has), device
 
 
 WASTE = 1 / 8
@@ -216,6 +266,7 @@ def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse
 
     A micro-batch is held as its activations, or under recomputation as its inputs, with the activations of one of them
     in addition. The workspace of one layer counts with the activations, and so does what a joint loss is computed from.
+    Of a function without accelerator this is all; one with an accelerator is split, see above.
     """
     state = state_bytes(
         copies=parameter_copies(setting),
@@ -228,12 +279,51 @@ def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse
     kept = np.where(loads.recompute, loads.input_bytes, loads.activation_bytes + loads.held_input_bytes)
     at_work = loads.workspace_bytes + np.where(loads.recompute, loads.activation_bytes, 0.0)
     activation_bytes = held * kept + at_work + joint_memory_bytes(loads, setting)
-    return MemoryUse(
+    use = MemoryUse(
         base_bytes=np.full_like(kept, setting.base_bytes),
         state_bytes=state + np.zeros_like(kept),
         activation_bytes=activation_bytes,
         waste_bytes=waste_bytes(activation_bytes),
         data_bytes=data_bytes(loads, setting, held) + np.zeros_like(kept),
+    )
+    return _split(use, loads, setting) if loads.on_device.any() else use
+
+
+def _split(use: MemoryUse, loads: Loads, setting: Setting) -> MemoryUse:
+    """`use` of functions, where those with accelerators keep on the device what computes, and else what travels."""
+    saved, gradients = parameter_copies(setting) - 1, 1 if setting.replicas > 1 else 0
+    host_state = state_bytes(
+        copies=saved,
+        buffers=gradients + buffer_copies(setting),
+        parameter_bytes=loads.parameter_bytes,
+        summed_bytes=loads.summed_bytes,
+        constant_bytes=0,
+        tied_bytes=loads.ties.upload_bytes + loads.ties.download_bytes,
+    )
+    device_state = state_bytes(
+        copies=parameter_copies(setting),
+        buffers=0,
+        parameter_bytes=loads.parameter_bytes,
+        summed_bytes=loads.summed_bytes,
+        constant_bytes=loads.constant_bytes,
+    )
+    traffic, on_device = loads.traffic, loads.on_device
+    sent_bytes = traffic.forward_out_bytes + traffic.backward_out_bytes
+    messages = 2 * (sent_bytes + traffic.forward_in_bytes + traffic.backward_in_bytes)
+    like = np.broadcast_arrays(use.state_bytes + np.zeros(on_device.shape), on_device)[0]
+    return MemoryUse(
+        base_bytes=np.where(on_device, use.base_bytes + DRIVER_BYTES, use.base_bytes),
+        state_bytes=np.where(on_device, host_state, use.state_bytes),
+        activation_bytes=np.where(on_device, messages + joint_memory_bytes(loads, setting), use.activation_bytes),
+        waste_bytes=np.where(on_device, 0.0, use.waste_bytes),
+        data_bytes=use.data_bytes,
+        device=MemoryUse(
+            base_bytes=np.full_like(like, CONTEXT_BYTES),
+            state_bytes=device_state + np.zeros_like(like),
+            activation_bytes=use.activation_bytes,
+            waste_bytes=use.waste_bytes,
+            data_bytes=np.zeros_like(like),
+        ),
     )
 
 

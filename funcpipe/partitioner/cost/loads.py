@@ -10,6 +10,7 @@ and sends the sum. In one stage [0, 4) they are merely counted twice by the sum 
 """
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -17,8 +18,10 @@ import numpy as np
 
 from funcpipe.core import (
     DEFAULT_STORES,
+    MB,
     CodecCost,
     DataProfile,
+    FunctionSize,
     ModelProfile,
     PlatformSpec,
     ScheduleKind,
@@ -127,6 +130,9 @@ class Loads:
     `workspace_bytes` is the largest amount that any of its layers needs in addition while it runs. `loads_data` is 1
     for stages that load data, 0 for others; `loaded_bytes` is what they keep of a loaded micro-batch. `is_last` is 1
     for stages that end with the model's last layer, of which each plan has one, 0 for others.
+
+    Of functions without an accelerator `device_memory_bytes` and `host_device_bytes_s` are infinite: see
+    `functions_of`.
     """
 
     forward_s: Array
@@ -144,9 +150,17 @@ class Loads:
     recompute: BoolArray
     traffic: StageTraffic
     vcpu: Array
+    memory_bytes: Array
     upload_bytes_s: Array
     download_bytes_s: Array
     price_usd_s: Array
+    device_memory_bytes: Array
+    host_device_bytes_s: Array
+
+    @property
+    def on_device(self) -> BoolArray:
+        """Which stages compute on an accelerator."""
+        return np.isfinite(self.device_memory_bytes)
 
     @property
     def processors(self) -> Array:
@@ -162,6 +176,22 @@ class Loads:
     def summed_bytes(self) -> Array:
         """Of those, the ones whose gradient is summed over the replicas of the stage."""
         return self.parameter_bytes - self.ties.borrowed_bytes
+
+
+def functions_of(sizes: Sequence[FunctionSize]) -> dict[str, Array]:
+    """The fields of `Loads` that describe functions, an element for each of `sizes`."""
+    devices = [size.accelerator for size in sizes]
+    return {
+        "vcpu": np.array([size.vcpu for size in sizes]),
+        "memory_bytes": np.array([size.memory_bytes for size in sizes], dtype=np.float64),
+        "upload_bytes_s": np.array([size.upload_bytes_s for size in sizes]),
+        "download_bytes_s": np.array([size.download_bytes_s for size in sizes]),
+        "price_usd_s": np.array([size.price_usd_s for size in sizes]),
+        "device_memory_bytes": np.array([np.inf if one is None else one.memory_mb * MB for one in devices]),
+        "host_device_bytes_s": np.array(
+            [np.inf if one is None else 1e9 * (one.host_device_gb_s or 0) for one in devices]
+        ),
+    }
 
 
 def meeting_share(sync_every: int | str, replicas: int, fragments: int = 1) -> float:

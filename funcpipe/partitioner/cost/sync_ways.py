@@ -13,6 +13,7 @@ by their dollars, here as everywhere.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 
@@ -85,16 +86,34 @@ def any_way_fits(loads: Loads, setting: Setting) -> BoolArray:
     return np.asarray(ways_fit(ways_of(setting), loads, setting).any(axis=-1))
 
 
+class Crossing(NamedTuple):
+    """Seconds in which gradients that are summed on the host leave accelerators, and sums come back: of tied parameters
+    in each step, and of all others in each sum of all replicas.
+    """
+
+    tied_s: Array
+    summed_s: Array
+
+
+def sum_crossing(loads: Loads, setting: Setting) -> Crossing:
+    """The crossing of sums of each stage: each gradient leaves once, and each sum returns once."""
+    summed = setting.exchanged_bytes(loads.summed_bytes) if setting.replicas > 1 else np.zeros_like(loads.summed_bytes)
+    tied = loads.ties.upload_bytes + loads.ties.download_bytes
+    return Crossing(tied / loads.host_device_bytes_s, 2 * summed / loads.host_device_bytes_s)
+
+
 def tied_times(loads: Loads, setting: Setting, up: Array, down: Array) -> tuple[Array, Array]:
     """Seconds in which each stage writes and reads the gradients of tied parameters, and those of the backward during
     which other gradients may travel: none where stages share parameters or return gradients of activations, as nothing
-    travels before it has ended, and none where what travels is made by the optimiser.
+    travels before it has ended, and none where what travels is made by the optimiser. The former include those in which
+    gradients and sums cross between accelerators and hosts.
     """
     ties, store = loads.ties, setting.sum_store
     tied_s = ties.upload_bytes / up + ties.download_bytes / down
     tied_s = tied_s + store.latency_s * (ties.upload_objects + ties.download_objects)
     met_s = ties.lent_bytes / up + ties.borrowed_bytes / down + store.latency_s * ties.upload_objects
-    tied_s = tied_s + setting.lone_share * met_s
+    crossing = sum_crossing(loads, setting)
+    tied_s = tied_s + setting.lone_share * met_s + crossing.tied_s + setting.meeting_share * crossing.summed_s
     waits = (ties.download_objects > 0) | (loads.traffic.backward_out_objects > 0) | setting.alone
     backward_s = np.where(waits, 0.0, setting.spec.contention * loads.backward_s)
     return tied_s, backward_s

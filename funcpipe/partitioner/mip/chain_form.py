@@ -188,6 +188,8 @@ def chain_programme(problem: Problem, *, longest_s: float, unit_usd: float) -> C
         raise InvalidValue("solver", "paper", "cannot express what loading data takes; use another solver")
     if profile.ties:
         raise InvalidValue("solver", "paper", "cannot express what tied parameters cost; use another solver")
+    if any(size.accelerator for size in problem.spec.sizes):
+        raise InvalidValue("solver", "paper", "cannot express the two memories of GPU functions; use another solver")
     graph = build_stage_graph(profile, Borders.of(len(profile.layers), admits=lambda first, stop: stop == first + 1))
     loads, settings = edge_loads(problem, graph), problem.one_way_settings()
     lanes = lane_times(loads, settings[0], workers=1)

@@ -17,7 +17,7 @@ from funcpipe.core import NO_PINS, LayerProfile, ModelProfile, Recompute
 from funcpipe.partitioner.cost import Array, BoolArray, IntArray
 from funcpipe.partitioner.cost.evaluate import column_of, held_inputs_bytes, loading_of
 from funcpipe.partitioner.cost.formulas import admitted, lane_times, memory_use, stage_costs
-from funcpipe.partitioner.cost.loads import Loads, Setting, StageTraffic, Ties, stage_ties
+from funcpipe.partitioner.cost.loads import Loads, Setting, StageTraffic, Ties, functions_of, stage_ties
 from funcpipe.partitioner.cost.pipeline import StageCosts
 from funcpipe.partitioner.cost.sync_ways import WayTable, way_table
 from funcpipe.partitioner.problem.problem import Problem, StageChoice
@@ -139,10 +139,9 @@ def _most_behind(problem: Problem, graph: StageGraph, setting: Setting, loads: L
     The more stages lie behind it, the more micro-batches it holds.
     """
     held = setting.held_micro_batches(graph.layers)[::-1]
-    memory_bytes = np.array([[size.memory_bytes for size in problem.spec.sizes]], dtype=np.float64)
     most_behind = np.full((len(graph.first), len(problem.spec.sizes)), -1)
     for behind in np.flatnonzero(np.diff(held, append=np.inf)):  # the last of those that hold as many
-        fits = memory_use(loads, setting, held[behind]).total_bytes <= memory_bytes
+        fits = memory_use(loads, setting, held[behind]).fits(loads)
         most_behind = np.where(fits, behind, most_behind)
     possible = admitted(loads, setting) & _admitted(problem, graph) & (most_behind >= _least_behind(graph)[:, None])
     return np.where(possible, most_behind, -1)
@@ -177,12 +176,18 @@ def _priced(
     )
 
 
-def least_memory_bytes(problem: Problem, graph: StageGraph, setting: Setting) -> Array:
-    """For each edge the bytes that a function must have, in the way of running the stage that needs least."""
+def least_memory(problem: Problem, graph: StageGraph, setting: Setting) -> tuple[Array, Array, BoolArray]:
+    """For each edge the memory that is filled most, as `MemoryUse.tightest` has it, on the size and in the way of
+    running the stage for which it is filled least.
+    """
     held = setting.held_micro_batches(graph.layers + 1)[::-1][_least_behind(graph)][:, None]
-    needs = [memory_use(loads, setting, held).total_bytes[:, 0] for loads in ways(problem, graph)]
-    least: Array = np.minimum.reduce(needs)
-    return least
+    sizes = sorted(problem.placed.open_sizes)
+    found = [memory_use(loads, setting, held).tightest(loads) for loads in ways(problem, graph)]
+    needs, has, device = (
+        np.concatenate([columns[:, sizes] for columns in kind], axis=1) for kind in zip(*found, strict=True)
+    )
+    least = np.arange(len(needs)), (needs / has).argmin(axis=1)
+    return needs[least], has[least], device[least].astype(bool)
 
 
 def fitting_stages(problem: Problem) -> frozenset[tuple[int, int]]:
@@ -230,10 +235,7 @@ def edge_loads(problem: Problem, graph: StageGraph) -> Loads:
         is_last=(graph.stop == graph.layers)[:, None].astype(np.float64),
         recompute=np.zeros((len(graph.first), len(sizes)), dtype=bool),
         traffic=traffic,
-        vcpu=np.array([[size.vcpu for size in sizes]]),
-        upload_bytes_s=np.array([[size.upload_bytes_s for size in sizes]]),
-        download_bytes_s=np.array([[size.download_bytes_s for size in sizes]]),
-        price_usd_s=np.array([[size.price_usd_s for size in sizes]]),
+        **{name: column[None] for name, column in functions_of(sizes).items()},
     )
 
 

@@ -17,7 +17,7 @@ from funcpipe.core import MB, NO_PINS, ModelProfile, OptimizerKind, Plan, Recomp
 from funcpipe.errors import Infeasible
 from funcpipe.partitioner.problem.cuts import Borders
 from funcpipe.partitioner.problem.goal import Goal
-from funcpipe.partitioner.problem.options import least_memory_bytes
+from funcpipe.partitioner.problem.options import least_memory
 from funcpipe.partitioner.problem.problem import Problem, report
 from funcpipe.partitioner.problem.stage_graph import TooEntangled, loose_stage_graph
 from funcpipe.partitioner.search.incumbents import incumbents_for
@@ -198,17 +198,25 @@ def _pins_in_the_way(problem: Problem) -> list[str]:
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """The layer that needs most memory, when each layer is run in the way that needs least."""
+    """The layer that needs most of the memory there is, when each layer is run where and how it needs least."""
 
     layer: int
     needs_bytes: float
+    has_bytes: float
+    on_device: bool
     first: int
     stop: int
     replicas: int
 
+    @property
+    def share(self) -> float:
+        """Of the largest function, or of the largest GPU; above 1 where the layer does not fit."""
+        return self.needs_bytes / self.has_bytes
+
 
 def _memory(problem: Problem) -> str:
-    need, largest = _neediest(problem), max(problem.spec.sizes[i].memory_mb for i in problem.placed.open_sizes)
+    need = _neediest(problem)
+    where, largest = (" on the GPU", "GPU") if need.on_device else ("", "function")
     layer = problem.profile.layers[need.layer]
     place = (
         "in a stage of its own"
@@ -216,10 +224,10 @@ def _memory(problem: Problem) -> str:
         else f"in the stage of layers {need.first} to {need.stop - 1}"
     )
     message = (
-        f"layer {layer.name!r} needs at least {math.ceil(need.needs_bytes / MB)} MB {place} with {need.replicas} "
-        f"replicas (parameters {layer.parameter_bytes / MB:.0f} MB, activations of a micro-batch "
+        f"layer {layer.name!r} needs at least {math.ceil(need.needs_bytes / MB)} MB{where} {place} with "
+        f"{need.replicas} replicas (parameters {layer.parameter_bytes / MB:.0f} MB, activations of a micro-batch "
         f"{layer.activation_bytes / MB:.0f} MB, base {problem.profile.base_memory_bytes / MB:.0f} MB), "
-        f"the largest function has {largest} MB"
+        f"the largest {largest} has {need.has_bytes / MB:.0f} MB"
     )
     return f"{message}; {'; '.join(_remedies(problem, need, largest)) or 'split the layer'}"
 
@@ -230,19 +238,19 @@ def _neediest(problem: Problem) -> _Need:
     graph = loose_stage_graph(problem.profile, borders)
     found = []
     for setting in problem.settings():
-        needs = least_memory_bytes(problem, graph, setting)
+        needs, has, on_device = least_memory(problem, graph, setting)
         best = []
         for layer in range(graph.layers):
             edges = np.flatnonzero((graph.first <= layer) & (layer < graph.stop))
-            edge = int(edges[needs[edges].argmin()])
-            best.append(
-                _Need(layer, float(needs[edge]), int(graph.first[edge]), int(graph.stop[edge]), setting.replicas)
-            )
-        found.append(max(best, key=lambda need: need.needs_bytes))
-    return min(found, key=lambda need: need.needs_bytes)
+            edge = int(edges[(needs / has)[edges].argmin()])
+            stage = int(graph.first[edge]), int(graph.stop[edge])
+            memory = float(needs[edge]), float(has[edge]), bool(on_device[edge])
+            best.append(_Need(layer, *memory, *stage, setting.replicas))
+        found.append(max(best, key=lambda need: need.share))
+    return min(found, key=lambda need: need.share)
 
 
-def _remedies(problem: Problem, need: _Need, largest_mb: int) -> Iterator[str]:
+def _remedies(problem: Problem, need: _Need, largest: str) -> Iterator[str]:
     """Remedies, and the memory that would then be needed."""
     trials = {
         "let stages recompute": replace(problem, training=replace(problem.training, recompute=Recompute.AUTO)),
@@ -254,11 +262,11 @@ def _remedies(problem: Problem, need: _Need, largest_mb: int) -> Iterator[str]:
     if half and problem.profile.micro_batch % 2 == 0:
         trials[f"profile with micro-batches of {half}"] = replace(problem, profile=_halved(problem.profile))
     for remedy, trial in trials.items():
-        least = _neediest(trial).needs_bytes
-        if least < need.needs_bytes:
-            verdict = "which fits" if least <= largest_mb * MB else "not yet enough"
-            yield f"{remedy}: {math.ceil(least / MB)} MB, {verdict}"
-    yield f"or a platform with functions of {math.ceil(need.needs_bytes / MB)} MB"
+        least = _neediest(trial)
+        if least.share < need.share:
+            verdict = "which fits" if least.share <= 1 else "not yet enough"
+            yield f"{remedy}: {math.ceil(least.needs_bytes / MB)} MB, {verdict}"
+    yield f"or a platform with {largest}s of {math.ceil(need.needs_bytes / MB)} MB"
 
 
 def _halved(profile: ModelProfile) -> ModelProfile:

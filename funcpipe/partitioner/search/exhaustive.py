@@ -20,7 +20,7 @@ from funcpipe.errors import Infeasible
 from funcpipe.partitioner.cost import Array, IntArray
 from funcpipe.partitioner.cost.evaluate import column_of, plan_traffic
 from funcpipe.partitioner.cost.formulas import admitted, lane_times, memory_use, stage_costs
-from funcpipe.partitioner.cost.loads import Loads, Setting, Ties
+from funcpipe.partitioner.cost.loads import Loads, Setting, Ties, functions_of
 from funcpipe.partitioner.cost.pipeline import PlanCosts, StageCosts, plan_costs
 from funcpipe.partitioner.cost.stores import way_fits, way_usd
 from funcpipe.partitioner.cost.sync_ways import sync_times, ways_of
@@ -75,9 +75,8 @@ def price_variants(
     variants = list(itertools.product(one_stage, repeat=len(cuts)))
     loads = _loads(problem, cuts, np.array(variants))
     workers = len(cuts) * setting.replicas
-    memory = np.array([size.memory_bytes for size in problem.spec.sizes])[np.array(variants)[..., 0]]
     held = setting.held_micro_batches(len(cuts))
-    fits = (memory_use(loads, setting, held).total_bytes <= memory).all(-1)
+    fits = np.asarray(memory_use(loads, setting, held).fits(loads).all(-1))
     sizes = [problem.placed.sizes_of(first, stop) for first, stop in cuts]
     fits &= [all(size in allowed for (size, _), allowed in zip(v, sizes, strict=True)) for v in variants]
     fits &= admitted(loads, setting).all(-1)
@@ -163,10 +162,7 @@ def _loads(problem: Problem, cuts: tuple[tuple[int, int], ...], variants: Array)
         is_last=(stage == len(cuts) - 1).astype(np.float64),
         recompute=recompute,
         traffic=traffic,
-        vcpu=np.array([size.vcpu for size in sizes])[size],
-        upload_bytes_s=np.array([size.upload_bytes_s for size in sizes])[size],
-        download_bytes_s=np.array([size.download_bytes_s for size in sizes])[size],
-        price_usd_s=np.array([size.price_usd_s for size in sizes])[size],
+        **{name: column[size] for name, column in functions_of(sizes).items()},
     )
 
 

@@ -24,7 +24,7 @@ from typing import Protocol
 
 import numpy as np
 
-from funcpipe.core import MB, Plan
+from funcpipe.core import Plan
 from funcpipe.partitioner.cost import Array, BoolArray, IntArray
 from funcpipe.partitioner.cost.pipeline import PlanCosts
 from funcpipe.partitioner.problem.goal import LIMIT_SLACK, Goal
@@ -211,9 +211,8 @@ def _does_as_well(plan: Plan, other: Plan) -> bool:
     """Return whether `plan` fits its functions and takes no more than `other`."""
     assert plan.estimate is not None
     assert other.estimate is not None
-    fits = all(
-        needs.memory_bytes <= stage.memory_mb * MB
-        for needs, stage in zip(plan.estimate.stages, plan.stages, strict=True)
+    fits = not any(
+        needs.lacks_bytes(stage.memory_mb) for needs, stage in zip(plan.estimate.stages, plan.stages, strict=True)
     )
     faster = plan.estimate.iteration_s <= other.estimate.iteration_s * (1 + _ROUNDING)
     return fits and faster and plan.estimate.cost_usd <= other.estimate.cost_usd * (1 + _ROUNDING)
