@@ -35,7 +35,7 @@ ROOMS = {
     "model": Size(6145, 96, 241),
     "neighbours": Size(3753, 72, 199),
     "partitioner": Size(5621, 72, 271),
-    "platforms": Size(6203, 102, 245),
+    "platforms": Size(6212, 102, 245),
     "profiler": Size(1019, 13, 44),
     "runstate": Size(2529, 40, 131),
     "scheduler": Size(1649, 35, 59),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 LOCAL = "local"
 _RAY = "ray"
+_RUN = (LOCAL, _RAY, "aws-lambda", "aliyun-fc")
 _OSS_OPTIONS = ({"endpoint", "region"}, {"domain", "region"})
 
 
@@ -108,6 +109,16 @@ def _this_machine() -> Node:
     return Node(cpus=math.inf, memory_bytes=usable_memory_bytes())
 
 
+def _check_runs(platform: str) -> None:
+    """Raise InvalidValue for a platform whose specification ships, but which has no implementation."""
+    parts = urlsplit(platform)
+    scheme = parts.scheme or parts.path
+    if scheme in spec_names() and scheme not in _RUN:
+        raise InvalidValue(
+            "platform", without_secrets(platform), "can be planned for, but functions do not run on it yet"
+        )
+
+
 def offer_at(platform: str) -> Offer:
     """What a platform that functions run on offers now: on machines at hand, no more than what these have room for.
 
@@ -119,6 +130,7 @@ def offer_at(platform: str) -> Offer:
 
         with ray_functions(address, spec) as cluster:
             return cluster.offer
+    _check_runs(platform)
     spec = load_spec(with_region(platform))
     return Offer(spec=spec, nodes=(_this_machine(),) if platform == LOCAL else None)
 
@@ -273,6 +285,7 @@ def open_deployment(url: str, *, meter: RequestMeter | None = None, known: Platf
     the bucket, by which clients reach it. `meter` counts what it asks of its bucket to watch and stop functions.
     Function Compute does not report how many functions an account may run at once: `known` may.
     """
+    _check_runs(url)
     parts, options = url_parts("platform", url if "://" in url else f"{url}://funcpipe")
     match parts.scheme:
         case "aws-lambda" if parts.netloc and not parts.path and options.keys() <= {"region"}:

@@ -294,6 +294,7 @@ MISTAKES = {
     f"{TRAIN} --storage s3://u:p@bucket/x": "must not hold credentials",
     f"{TRAIN} --run a/b": "run must be at most 63 small letters, digits and dashes, got 'a/b'",
     f"{TRAIN} --platform mars": "platform must be local, ray://…, or a deployment such as",
+    f"{TRAIN} --platform modal": "can be planned for, but functions do not run on it yet, got 'modal'",
     f"{TRAIN} --platform aws-lambda": "the region is not known: give it in the URL",
     f"{TRAIN} --like mars": "platform must be one of",
     "status": "arguments are required: RUN, --storage",

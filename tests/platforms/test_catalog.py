@@ -13,7 +13,7 @@ import pytest
 from funcpipe.core import to_text, write
 from funcpipe.core.texts import url_parts
 from funcpipe.errors import FormatError, InvalidValue
-from funcpipe.platforms.catalog import is_deployment, load_spec, open_deployment, open_storage, spec_names
+from funcpipe.platforms.catalog import is_deployment, load_spec, offer_at, open_deployment, open_storage, spec_names
 from funcpipe.platforms.ray.cluster import parse_address
 
 
@@ -37,10 +37,23 @@ def test_every_value_of_a_cloud_s_specification_has_its_source(name: str) -> Non
     assert all(spec.sources.values())
 
 
+PLANNED_ONLY = ("aliyun-fc-gpu", "google-cloud-run-gpu", "modal")
+
+
+@pytest.mark.parametrize("name", PLANNED_ONLY)
+def test_a_platform_that_can_only_be_planned_for_has_gpus_and_runs_nothing(name: str) -> None:
+    assert all(size.accelerator is not None for size in load_spec(name).sizes)
+    for url in (name, f"{name}://funcpipe"):
+        with pytest.raises(InvalidValue, match="can be planned for, but functions do not run on it yet"):
+            open_deployment(url)
+        with pytest.raises(InvalidValue, match="can be planned for"):
+            offer_at(url)
+
+
 @pytest.mark.parametrize("name", [name for name in spec_names() if is_deployment(name)])
 def test_every_value_of_a_store_has_its_source(name: str) -> None:
     stores = load_spec(name).stores
-    assert stores
+    assert stores or name in PLANNED_ONLY
     for store in stores:
         assert store.what
         told = {"name", "what", "sources"}
@@ -52,7 +65,7 @@ def test_every_value_of_a_store_has_its_source(name: str) -> None:
 
 PLACES = re.compile(r"\b(?:[a-z0-9-]+\.)+(?:com|aws|ai|app|dev|io|net|org)(?:/[\w-]+)?", re.IGNORECASE)
 OWN = re.compile(
-    r"((.+\.)?amazon\.com|calculator\.aws|(.+\.)?(alibabacloud|aliyun)\.com|docs\.ray\.io|valkey\.io)(/|$)|"
+    r"((.+\.)?amazon\.com|calculator\.aws|(.+\.)?(alibabacloud|aliyun)\.com|cloud\.google\.com|docs\.ray\.io|valkey\.io)(/|$)|"
     r"github\.com/(aws|NVIDIA)$"
 )
 """Where those say it themselves whose service or product it is."""
@@ -114,7 +127,7 @@ def test_a_specification_says_all_that_plans_depend_on_be_it_that_there_is_no_li
 
 
 def test_an_unknown_platform_is_refused_with_those_there_are() -> None:
-    with pytest.raises(InvalidValue, match=r"must be one of aliyun-fc, aws-lambda.*local.*got 'azure'"):
+    with pytest.raises(InvalidValue, match=r"must be one of aliyun-fc, .*aws-lambda.*local.*got 'azure'"):
         load_spec("azure")
     with pytest.raises(FormatError):
         load_spec(os.devnull)
