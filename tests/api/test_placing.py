@@ -127,9 +127,8 @@ def test_a_text_names_each_place_once() -> None:
     assert places_of("local, aws-lambda,,local") == ("local", "aws-lambda")
 
 
-def test_the_run_that_follows_is_judged_in_hindsight(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(placing, "choose_for_run", fitting.choose_for_run)
-    with functions_in_threads():
+def test_the_run_that_follows_is_judged_in_hindsight() -> None:
+    with functions_in_threads(), mock.patch.object(placing, "choose_for_run", fitting.choose_for_run):
         pipe_of().fit(data(), platform="local,aws-lambda", micro_batch=4, global_batch=8, progress=False)
     (found,) = hindsights(read_all())
     assert found.comparison.job.samples == SAMPLES

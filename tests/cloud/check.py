@@ -22,6 +22,8 @@ from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import FaultTolerance, FunctionSize, Outcome, Plan, PlatformSpec, RunLimits, RunSettings
 from funcpipe.platforms.base import Deployment, StorageUrls
 from funcpipe.platforms.catalog import open_storage
+from funcpipe.platforms.function_group import StartedFunction
+from funcpipe.runstate.documents import exists
 from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import list_generations
 from funcpipe.runstate.signing import signed
@@ -142,18 +144,20 @@ def check(cloud: CloudUnderTest, pace: Pace, *, max_usd: float, say: Callable[[s
 
 
 def train(cloud: CloudUnderTest, site: Site, pace: Pace, say: Callable[[str], None]) -> RunResult:
-    """Train, and end a function from outside after some steps."""
+    """Train, and end a function from outside after some steps: another one, if it has ended itself before that."""
     faults = FaultTolerance(lifetime_s=pace.lifetime_s, checkpoint_steps=2)
     limits, settings = RunLimits(max_usd=RUN_USD), RunSettings(name=RUN)
     prepared = prepare(_job(cloud, pace), session_on(site), faults=faults, limits=limits, settings=settings)
-    killed: list[str] = []
+    killed: list[StartedFunction] = []
 
     def show(progress: Progress) -> None:
         say(f"step {progress.step} of {progress.steps}: loss {progress.loss:.4f}, ${progress.cost_usd:.6f}")
-        if progress.step >= KILL_AT_STEP and not killed:
-            (keys,) = list_generations(site.storage, RUN)
+        if progress.step < KILL_AT_STEP:
+            return
+        (keys,) = list_generations(site.storage, RUN)
+        if all(exists(site.storage, keys.worker_report(one.worker, one.attempt)) for one in killed):
             *_, victim = list_functions(signed(site.storage), keys)  # of the last stage, its last attempt
-            killed.append(victim.handle.name)
+            killed.append(victim)
             say(f"ending {victim.worker}, {victim.handle.name}")
             site.platform.stop(victim.handle)
 
