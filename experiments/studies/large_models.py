@@ -19,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -30,7 +31,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from funcpipe import FuncPipe
 from funcpipe.comm.weight_files import entries_of, read_head
-from funcpipe.core import ModelProfile, Precision
+from funcpipe.core import ModelProfile, Plan, Precision
 from funcpipe.core.choices import OptimizerKind
 from funcpipe.errors import Infeasible
 from funcpipe.model.deferred import Construction
@@ -200,21 +201,34 @@ def plan_only(folder: Path, shape: Shape, *, length: int, rank: int, platform: s
     began_s = time.monotonic()
     profile = pipe.profile(sample, platform=platform, micro_batch=1, repeats=0, layers=layers)
     measured(found, "profile", began_s)
-    show_gpus(profile, platform, Precision.BF16 if shape.dtype == "bfloat16" else Precision.FP32)
-    began_s = time.monotonic()
-    try:
-        plan = pipe.optimize(global_batch=16, time_value=10)
-    except Infeasible as error:
-        print(error)
-        return
-    finally:
+    precision, spec = Precision.BF16 if shape.dtype == "bfloat16" else Precision.FP32, load_spec(platform)
+    show_gpus(profile, platform, precision)
+    for gpu in dict.fromkeys(None if size.accelerator is None else size.accelerator.name for size in spec.sizes):
+        sizes = [s for s in spec.sizes if gpu == (None if s.accelerator is None else s.accelerator.name)]
+        part = replace(spec, sizes=tuple(sizes))
+        began_s = time.monotonic()
+        try:
+            plan = pipe.optimize(
+                global_batch=16,
+                time_value=10,
+                profile=profile.on_sizes(platform, sizes, precision=precision),
+                spec=part,
+            )
+            show_plan(plan, profile)
+        except Infeasible as error:
+            print(error)
         measured(found, "optimize", began_s)
+
+
+def show_plan(plan: Plan, profile: ModelProfile) -> None:
+    """Print what a step of a plan takes, and what its cuts carry."""
     assert plan.estimate is not None
     carried = crossing_bytes(profile)
     sizes = Counter(stage.size for stage in plan.stages)
     print(f"{len(plan.stages)} stages x {plan.replicas} replicas, {plan.schedule.value}, {dict(sizes)}")
     print(f"{plan.estimate.iteration_s:.1f} s and {plan.estimate.cost_usd:.4f} $ a step of 16 samples")
-    print(f"a cut carries {max(carried[stage.first] for stage in plan.stages[1:]) / 1e6:.1f} MB of a micro-batch")
+    if plan.stages[1:]:
+        print(f"a cut carries {max(carried[stage.first] for stage in plan.stages[1:]) / 1e6:.1f} MB of a micro-batch")
 
 
 def show_gpus(profile: ModelProfile, platform: str, precision: Precision) -> None:
