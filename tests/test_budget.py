@@ -24,7 +24,7 @@ class Size(NamedTuple):
 
 ROOMS = {
     "analysis": Size(459, 6, 19),
-    "api": Size(635, 9, 16),
+    "api": Size(632, 9, 15),
     "cli": Size(2368, 16, 115),
     "client": Size(4785, 51, 190),
     "comm": Size(1363, 24, 56),
@@ -35,7 +35,7 @@ ROOMS = {
     "model": Size(6145, 96, 241),
     "neighbours": Size(3753, 72, 199),
     "partitioner": Size(5621, 72, 271),
-    "platforms": Size(6212, 102, 245),
+    "platforms": Size(6215, 102, 246),
     "profiler": Size(1019, 13, 44),
     "runstate": Size(2529, 40, 131),
     "scheduler": Size(1649, 35, 59),

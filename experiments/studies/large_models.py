@@ -201,19 +201,13 @@ def plan_only(folder: Path, shape: Shape, *, length: int, rank: int, platform: s
     began_s = time.monotonic()
     profile = pipe.profile(sample, platform=platform, micro_batch=1, repeats=0, layers=layers)
     measured(found, "profile", began_s)
-    precision, spec = Precision.BF16 if shape.dtype == "bfloat16" else Precision.FP32, load_spec(platform)
-    show_gpus(profile, platform, precision)
+    show_gpus(profile, platform, Precision.BF16 if shape.dtype == "bfloat16" else Precision.FP32)
+    spec = load_spec(platform)
     for gpu in dict.fromkeys(None if size.accelerator is None else size.accelerator.name for size in spec.sizes):
         sizes = [s for s in spec.sizes if gpu == (None if s.accelerator is None else s.accelerator.name)]
-        part = replace(spec, sizes=tuple(sizes))
         began_s = time.monotonic()
         try:
-            plan = pipe.optimize(
-                global_batch=16,
-                time_value=10,
-                profile=profile.on_sizes(platform, sizes, precision=precision),
-                spec=part,
-            )
+            plan = pipe.optimize(global_batch=16, time_value=10, spec=replace(spec, sizes=tuple(sizes)))
             show_plan(plan, profile)
         except Infeasible as error:
             print(error)

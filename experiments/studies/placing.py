@@ -24,7 +24,7 @@ from funcpipe.neighbours.history.journal import History
 PLACES = {"local": (1.0, 0.02, 0.3), "aws-lambda": (0.15, 0.9, 6.0), "gpu-functions": (0.05, 1.2, 20.0)}
 """Of each place the seconds of a step beside those on this machine, dollars an hour, and the seconds of a start."""
 
-MODELS, DAYS, JOBS_A_DAY = 8, 30, 20
+MODELS, WEEKS, JOBS_A_WEEK = 8, 4, 140
 OFF, NOISE = 0.4, 0.05
 """Standard deviations of ln(factor) of places and models, and of runs: factors of 1.5 are usual, those of 2.2 rare."""
 
@@ -35,8 +35,8 @@ def main() -> None:
     parser.add_argument("--off", type=float, default=OFF, help="standard deviation of ln(factor) of places and models")
     options = parser.parse_args()
     for corrects in (False, True):
-        weeks = [month(seed, off=options.off, corrects=corrects) for seed in range(options.seeds)]
-        found = [mean(of_week) for of_week in zip(*weeks, strict=True)]
+        months = [month(seed, off=options.off, corrects=corrects) for seed in range(options.seeds)]
+        found = [mean(week) for week in zip(*months, strict=True)]
         told = {
             "predictions": "corrected" if corrects else "as modelled",
             "weeks, %": [round(100 * x, 1) for x in found],
@@ -49,7 +49,7 @@ def month(seed: int, *, off: float, corrects: bool) -> list[float]:
     draw = random.Random(seed)
     factors = {(place, model): math.exp(draw.gauss(0, off)) for place in PLACES for model in range(MODELS)}
     observations, right = list[Observation](), list[bool]()
-    for number in range(DAYS * JOBS_A_DAY):
+    for number in range(WEEKS * JOBS_A_WEEK):
         model = draw.randrange(MODELS)
         comparison = job_of(draw, model)
         history = History(observations=tuple(observations)) if corrects else History()
@@ -61,8 +61,7 @@ def month(seed: int, *, off: float, corrects: bool) -> list[float]:
         (way,) = [way for way in comparison.ways if way.way == chosen]
         (run,) = [one for one in took if one.way == chosen]
         observations.append(observed(way, run, comparison.model, number))
-    week = 7 * JOBS_A_DAY
-    return [mean(right[first : first + week]) for first in range(0, 4 * week, week)]
+    return [mean(right[first : first + JOBS_A_WEEK]) for first in range(0, len(right), JOBS_A_WEEK)]
 
 
 def job_of(draw: random.Random, model: int) -> Comparison:

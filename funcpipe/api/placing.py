@@ -19,12 +19,8 @@ from funcpipe.core.history import ComparedWay, Comparison
 from funcpipe.core.provision import JobSpec
 from funcpipe.core.texts import time_text, usd_text
 from funcpipe.errors import Infeasible, InvalidValue
+from funcpipe.platforms.catalog import places_of
 from funcpipe.training.data_source import Data
-
-
-def places_of(platform: str) -> tuple[str, ...]:
-    """The platforms that a text with commas between them names, each once."""
-    return tuple(dict.fromkeys(filter(None, map(str.strip, platform.split(",")))))
 
 
 @contextmanager
@@ -113,7 +109,7 @@ def _best(
 ) -> tuple[_Place, list[str]]:
     """The best of the places, and a line for each of all."""
     from funcpipe.neighbours.history.filing import file_comparison
-    from funcpipe.neighbours.history.hindsight import comparison_key, corrected_way, recommended
+    from funcpipe.neighbours.history.hindsight import corrected_way, recommended, with_key
     from funcpipe.neighbours.history.journal import read_all
 
     history, lines = read_all(), list[str]()
@@ -145,7 +141,6 @@ def _best(
         at_s=time.time(),
     )
     name, why = recommended(comparison, [known[one.platform] for one in within])
-    comparison = replace(comparison, recommended=name)
-    file_comparison(replace(comparison, key=comparison_key(comparison)))
+    file_comparison(with_key(replace(comparison, recommended=name)))
     (best,) = [one for one in within if one.platform == name]
     return best, [*lines, f"takes {name}: {why}"]

@@ -10,7 +10,7 @@ from funcpipe.cli.options import group, not_negative, option, whole
 from funcpipe.cli.verbs import Options, verb
 from funcpipe.core import Coupled, OptimizerKind, Plan, read, write
 from funcpipe.core.process import say
-from funcpipe.platforms.catalog import LOCAL
+from funcpipe.platforms.catalog import LOCAL, places_of
 
 if TYPE_CHECKING:
     from funcpipe.api.fit import FuncPipe
@@ -68,7 +68,7 @@ def fit(options: Options) -> None:
     output = train.model_file(options)
     training.check_code(options)
     kept = read(Plan, options.plan) if options.plan is not None and os.path.exists(options.plan) else None
-    training.load_torch(LOCAL if LOCAL in options.platform.split(",") else options.platform)
+    training.load_torch(LOCAL if LOCAL in places_of(options.platform) else options.platform)
     pipe = training.pipe_of(
         options,
         optimizer=training.optimizer_of(options, OptimizerKind.SGD),

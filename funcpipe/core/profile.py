@@ -143,13 +143,13 @@ class ModelProfile(Described):
 
     `base_memory_bytes` is what a function needs before it holds any of the model. `estimated` is true where seconds
     were scaled from measurements on another machine by the platform's vCPU curve, or are those of GPUs by their
-    published rates. Where inputs of several lengths were
-    measured, `buckets` says which: seconds and bytes sent are their mean, what a function must hold is the largest.
-    `carried` names what a forward leaves for the next one: if there is anything, micro-batches must follow each other,
-    and plans have one replica. `blocks` are the paths of modules that were traced as one layer each, `precision` is
-    what layers computed in. `data` is None where loading was not measured: then it is taken to need neither time nor
-    memory. `output_bytes` are those of what the model returns; profiles of old may lack it. `timed_as` maps layers of
-    the graph to an equal one, with the same code and shapes, that was timed in their place.
+    published rates. Where inputs of several lengths were measured, `buckets` says which: seconds and bytes sent are
+    their mean, what a function must hold is the largest. `carried` names what a forward leaves for the next one: if
+    there is anything, micro-batches must follow each other, and plans have one replica. `blocks` are the paths of
+    modules that were traced as one layer each, `precision` is what layers computed in. `data` is None where loading was
+    not measured: then it is taken to need neither time nor memory. `output_bytes` are those of what the model returns;
+    profiles of old may lack it. `timed_as` maps layers of the graph to an equal one, with the same code and shapes,
+    that was timed in their place.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.profile/1"

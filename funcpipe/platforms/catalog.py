@@ -245,6 +245,11 @@ def is_ray(platform: str) -> bool:
     return platform.partition("://")[0] == _RAY
 
 
+def places_of(platform: str) -> tuple[str, ...]:
+    """Return the platforms that a text with commas between them names, each once."""
+    return tuple(dict.fromkeys(filter(None, map(str.strip, platform.split(",")))))
+
+
 def is_deployment(platform: str) -> bool:
     """Return True if `platform` is a deployment by `funcpipe deploy`, with a storage of its own."""
     return platform != LOCAL and not is_ray(platform)

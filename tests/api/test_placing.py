@@ -11,12 +11,13 @@ import pytest
 from funcpipe import RunLimits, RunSettings
 from funcpipe.api import fitting, placing
 from funcpipe.api.fitting import Chosen, Wanted
-from funcpipe.api.placing import choose_among_places, places_of
+from funcpipe.api.placing import choose_among_places
 from funcpipe.core import Observation, Quantity
 from funcpipe.core.estimate import JobEstimate, JobItem
 from funcpipe.errors import Infeasible, InvalidValue
 from funcpipe.neighbours.history.hindsight import hindsights
 from funcpipe.neighbours.history.journal import append, read_all
+from funcpipe.platforms.catalog import places_of
 from tests.api.test_fit import pipe_of, plan_of
 from tests.api.threads import SAMPLES, data, functions_in_threads
 
@@ -134,4 +135,4 @@ def test_the_run_that_follows_is_judged_in_hindsight() -> None:
     assert found.comparison.job.samples == SAMPLES
     assert {way.way for way in found.comparison.ways} == {"local", "aws-lambda"}
     assert found.chosen.way == found.comparison.recommended == "local"
-    assert found.counts == (found.run.ran_on == "local")
+    assert found.counts

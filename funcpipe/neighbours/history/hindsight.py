@@ -85,13 +85,13 @@ def comparison_of(table: ProvisionTable, *, at_s: float) -> Comparison:
         recommended=table.recommended,
         at_s=at_s,
     )
-    return replace(found, key=comparison_key(found))
+    return with_key(found)
 
 
-def comparison_key(one: Comparison) -> str:
-    """The key of a comparison, which it has again if it is made again."""
+def with_key(one: Comparison) -> Comparison:
+    """A comparison with its key, which it gets again if it is made again."""
     fields = [to_plain(one.job), one.model, one.platform, one.market, to_plain(one.ways), one.recommended]
-    return _digest(json.dumps(fields))
+    return replace(one, key=_digest(json.dumps(fields)))
 
 
 def _compared(one: Provision, table: ProvisionTable) -> ComparedWay:

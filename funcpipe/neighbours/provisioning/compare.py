@@ -157,15 +157,15 @@ def recommend(provisions: Sequence[Provision], job: JobSpec) -> tuple[Provision 
     def worth_usd(one: Provision) -> float:
         return job.worth_usd(one.seconds, one.usd)
 
-    cheapest = f"the cheapest, with an hour worth ${job.time_value:g}," if job.time_value else "the cheapest"
+    worth = f", an hour worth ${job.time_value:g}" if job.time_value else ""
     if job.deadline_s is None:
         if job.budget_usd is not None:
             return min(provisions, key=lambda one: one.seconds), f"the fastest within {job.budget_usd:.2f} dollars"
-        return min(provisions, key=worth_usd), f"{cheapest.rstrip(',')}; there is no deadline"
+        return min(provisions, key=worth_usd), f"the cheapest{worth}; there is no deadline"
     sure = [one for one in provisions if (one.miss_chance or 0.0) <= job.miss_chance + 1e-6]
     if sure:
         best = min(sure, key=worth_usd)
-        return best, f"{cheapest} that misses the deadline with a chance of at most {job.miss_chance:.0%}"
+        return best, f"the cheapest that misses the deadline with a chance of at most {job.miss_chance:.0%}{worth}"
     best = min(provisions, key=lambda one: (one.miss_chance or 0.0, one.usd))
     return best, f"none is as sure as wanted ({job.miss_chance:.0%}); this one is the surest"
 
