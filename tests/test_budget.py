@@ -26,31 +26,31 @@ ROOMS = {
     "analysis": Size(459, 6, 19),
     "api": Size(632, 9, 15),
     "cli": Size(2368, 16, 115),
-    "client": Size(4785, 51, 190),
+    "client": Size(4891, 52, 195),
     "comm": Size(1363, 24, 56),
-    "core": Size(3314, 132, 220),
+    "core": Size(3355, 133, 223),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),
     "model": Size(6145, 96, 241),
     "neighbours": Size(3753, 72, 199),
     "partitioner": Size(5621, 72, 271),
-    "platforms": Size(6215, 102, 246),
+    "platforms": Size(6344, 104, 249),
     "profiler": Size(1019, 13, 44),
     "runstate": Size(2529, 40, 131),
     "scheduler": Size(1649, 35, 59),
     "show": Size(1695, 11, 95),
-    "sweep": Size(1175, 22, 22),
+    "sweep": Size(1177, 22, 22),
     "testing": Size(816, 19, 23),
     "training": Size(5614, 104, 197),
-    "worker": Size(2326, 37, 48),
+    "worker": Size(2328, 37, 48),
 }
 """The budget of each folder of `funcpipe`."""
 
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 86_500, 82, 18
+MODULES, LINES, EXPORTED, VERBS = 591, 86_700, 82, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

@@ -128,6 +128,11 @@ RUN = group(
         of=RunSettings,
         to="rehearse",
     ),
+    setting(
+        "training.provisioned",
+        "have the platform keep the run's functions ready, where it offers that and the run is cheaper so",
+        of=RunSettings,
+    ),
 )
 
 LIMITS = group(

@@ -8,6 +8,7 @@ from funcpipe.core import checks
 from funcpipe.core.accelerator import Accelerator
 from funcpipe.core.choices import SYNC_WIRES
 from funcpipe.core.json_form import IF_CHANGED
+from funcpipe.core.provisioned import ProvisionedTerms
 from funcpipe.core.stores import AUTO, DEFAULT, DEFAULT_STORES, GB, KINDS, CountsByKind, Stores, StoreSpec, StoreTerms
 from funcpipe.errors import InvalidValue
 
@@ -102,6 +103,8 @@ class PlatformSpec(StoreTerms):
     In each 10 seconds `launches_10s` functions of a size may start, all of them at once if none has before; None means
     no such limit.
 
+    Functions that the platform keeps ready for a run cost what `provisioned` says; None means that it offers none.
+
     Sizes of the same memory may differ in their processors. `sources` maps a field of this class, or of the
     sizes, to where and when its values were published or measured.
     """
@@ -128,6 +131,7 @@ class PlatformSpec(StoreTerms):
     borrowed: Mapping[str, str] = field(default_factory=dict, hash=False)
     launches_10s: int | None = None
     codecs: Mapping[str, CodecCost] = field(default_factory=dict, hash=False, metadata=IF_CHANGED)
+    provisioned: ProvisionedTerms | None = field(default=None, metadata=IF_CHANGED)
 
     def __post_init__(self) -> None:
         StoreTerms.__post_init__(self)
@@ -202,6 +206,10 @@ class PlatformSpec(StoreTerms):
         """The least that all functions together may move through the store of messages or of sums; None: no limit."""
         caps = [self.store(name).shared_bytes_s for name in (stores.messages, stores.sums)]
         return min([cap for cap in caps if cap is not None], default=None)
+
+    def priced_at(self, share: float) -> "PlatformSpec":
+        """Return the same platform, whose functions cost `share` of their price."""
+        return replace(self, sizes=tuple(replace(size, price_usd_s=share * size.price_usd_s) for size in self.sizes))
 
     def unshared(self) -> "PlatformSpec":
         """Return the same platform, where no function notices what others move or ask for."""

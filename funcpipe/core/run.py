@@ -75,7 +75,8 @@ class WorkerSpec(FunctionSpec):
     successor starts once its predecessor has handed over, or after `follows_within_s`. With no `epochs` it only
     evaluates. The run began after `began_step` steps, and `validated` is the last validation of earlier generations.
     `account` is what the run had cost and taken. Trials of a sweep share code and data: these are those of the run
-    `shared`, if it is named, and `recipe` is then how this run learns, in the place of what the code says.
+    `shared`, if it is named, and `recipe` is then how this run learns, in the place of what the code says. The first
+    function of the worker hands over after `first_life` of its lifetime, as a share.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.worker/1"
@@ -96,9 +97,11 @@ class WorkerSpec(FunctionSpec):
     validated: ValidationReport | None = None
     shared: str = ""
     recipe: str = field(default="", repr=False)
+    first_life: float = field(default=1.0, metadata=IF_CHANGED)
 
     def __post_init__(self) -> None:
         FunctionSpec.__post_init__(self)
+        checks.positive("first_life", self.first_life)
         checks.all_at_least(self, 0, "stage", "replica", "epochs", "first_step")
 
     @property

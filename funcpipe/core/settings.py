@@ -118,6 +118,7 @@ class RunSettings:
         keep_model: A run whose storage lasts, being given or a deployment's own, keeps its model there when it has
             finished: what `export` reads and `resume` continues for more epochs, until `clean` deletes it.
         rehearse: Before anything is started, one micro-batch is trained on here and forgotten, to find mistakes.
+        provisioned: The platform keeps the run's functions ready, as it offers that, where this makes the run cheaper.
     """
 
     name: str | None = None
@@ -129,6 +130,7 @@ class RunSettings:
     from_start: bool = False
     keep_model: bool = True
     rehearse: bool = True
+    provisioned: bool = False
 
     def __post_init__(self) -> None:
         checks.positive("message_deadline_s", self.message_deadline_s)
@@ -148,6 +150,7 @@ class RunKeywords(TypedDict, total=False):
     from_start: bool
     keep_model: bool
     rehearse: bool
+    provisioned: bool
 
 
 def settings_with(settings: RunSettings, keywords: RunKeywords) -> RunSettings:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from funcpipe.core import CountsByKind, Invocation, Plan, PlatformSpec, RequestCounts
 from funcpipe.core.logs import RawLine
@@ -18,6 +18,9 @@ from funcpipe.platforms.process import PeakMemory
 Gate = AbstractContextManager[object]
 OPEN: Gate = nullcontext()
 """The gate that is always open. A gate is held exactly while the body of an object moves."""
+
+SHARE = "provisioned"
+"""The option in the URL of a platform whose functions are kept ready: what they cost, as a share of their price."""
 
 DELETE_BATCH = 1000
 """The most objects that one request deletes, as in S3 and OSS."""
@@ -296,6 +299,23 @@ class Deployment(Platform, Protocol):
 
     def of_deployed_sizes(self) -> "Deployment":
         """The same platform with only those sizes that have a function; raises PlatformRefused if there are none."""
+
+
+@runtime_checkable
+class ProvisioningPlatform(Platform, Protocol):
+    """A platform that may keep the functions of a run ready, at the price that its specification has for them."""
+
+    def provision(
+        self, plan: Plan, run: str, *, spare: Mapping[str, int], share: float, released_after_s: float
+    ) -> Platform:
+        """Return the same platform, whose functions are ready, and cost `share` of their price on demand.
+
+        There are those of `plan`, and so many to `spare` of each size. They are released after `released_after_s`, or
+        by `release`. Raises InputError or PlatformError, and keeps none ready, where that cannot be.
+        """
+
+    def release(self, plan: Plan, run: str) -> None:
+        """Keep no function of `plan` ready any more that was for `run`."""
 
 
 OpenPlatform = Callable[[str], Platform]

@@ -17,7 +17,7 @@ from funcpipe.core.platform import RegionTable, in_region
 from funcpipe.core.stores import DEFAULT, KINDS, urls_by_kind
 from funcpipe.core.texts import url_parts, without_secrets
 from funcpipe.errors import InputError, InvalidValue
-from funcpipe.platforms.base import Deployment, Platform, RequestMeter, Storage
+from funcpipe.platforms.base import SHARE, Deployment, Platform, RequestMeter, Storage
 from funcpipe.platforms.local.files import FileStorage
 from funcpipe.platforms.local.throttle import read_link
 from funcpipe.platforms.process import usable_memory_bytes, usable_processors
@@ -81,6 +81,17 @@ def profiled_spec(profile: ModelProfile) -> PlatformSpec:
 def url_region(url: str) -> str | None:
     """Return the region that the URL of a deployment names, if it does."""
     return url_parts("platform", url)[1].get("region")
+
+
+def url_share(url: str) -> float | None:
+    """Return what functions cost that the platform at `url` keeps ready, as a share of their price; None on demand."""
+    share = url_parts("platform", url)[1].get(SHARE)
+    if share is None:
+        return None
+    try:
+        return float(share)
+    except ValueError:
+        raise InvalidValue("platform", url, f"must have a number for {SHARE}") from None
 
 
 def with_region(platform: str) -> str:
@@ -293,14 +304,14 @@ def open_deployment(url: str, *, meter: RequestMeter | None = None, known: Platf
     _check_runs(url)
     parts, options = url_parts("platform", url if "://" in url else f"{url}://funcpipe")
     match parts.scheme:
-        case "aws-lambda" if parts.netloc and not parts.path and options.keys() <= {"region"}:
+        case "aws-lambda" if parts.netloc and not parts.path and options.keys() <= {"region", SHARE}:
             with needed_from("aws"):
                 from funcpipe.platforms.aws import account as aws
                 from funcpipe.platforms.aws.functions import AwsPlatform
 
-            aws_account = aws.Account(**options)
+            aws_account = aws.Account(region=options.get("region"))
             spec = priced_in(load_spec(parts.scheme), aws_account.region)
-            return AwsPlatform(spec, aws_account, deployment=parts.netloc, meter=meter)
+            return AwsPlatform(spec, aws_account, deployment=parts.netloc, meter=meter, share=url_share(url))
         case "aliyun-fc" if parts.netloc and not parts.path and options.keys() <= {"region", "endpoint", "domain"}:
             with needed_from("aliyun"):
                 from funcpipe.platforms.aliyun import account as aliyun

@@ -158,6 +158,8 @@ class Sweep:
             raise InvalidValue("trials", trials, "must be given, unless there are items")
         checks.whole("trials", wanted, 1)
         checks.at_least("max_functions", 1 if max_functions is None else max_functions, 1)
+        if settings.provisioned:
+            raise InvalidValue("provisioned", True, "must be left out of a sweep, whose functions come and go")
         with open_session(platform, like, settings, silent=True) as session:
             opened = _once(session)
             terms = self._terms(platform, opened, faults, settings)

@@ -136,7 +136,9 @@ def _news(spec: WorkerSpec, storage: Storage, keys: Keys) -> tuple[str, ...]:
 
 def _lifetime_s(spec: WorkerSpec, invoked: Invoked) -> float | None:
     """Return the age that the function may reach: as planned, or as its platform says, if that is less."""
-    return min([s for s in (spec.faults.lifetime_s, invoked.lifetime_s) if s is not None], default=None)
+    known = [s for s in (spec.faults.lifetime_s, invoked.lifetime_s) if s is not None]
+    share = spec.first_life if spec.attempt == 0 else 1.0
+    return share * min(known) if known else None
 
 
 def _runner(

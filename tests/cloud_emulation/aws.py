@@ -24,7 +24,7 @@ import boto3
 
 from tests.cloud_emulation import lineage
 from tests.cloud_emulation.account_limits import AccountLimits
-from tests.cloud_emulation.aws_errors import json_error, print_error, refusal
+from tests.cloud_emulation.aws_errors import Answer, json_error, print_error, refusal
 from tests.cloud_emulation.events import due_targets
 from tests.cloud_emulation.function_states import REJECTED, FunctionStates
 from tests.cloud_emulation.images import unpack
@@ -32,12 +32,14 @@ from tests.cloud_emulation.lambda_logs import check_filter, write_failure, write
 from tests.cloud_emulation.lambda_runtime import REGION, Environment, Function, Invocation
 from tests.cloud_emulation.moto import moto_endpoint
 from tests.cloud_emulation.processes import Start, in_clean_folder
+from tests.cloud_emulation.provisioned import Provisioned
 from tests.cloud_emulation.service_models import read_once
-from tests.cloud_emulation.stack_templates import allows_loops, oldest_s, retries
+from tests.cloud_emulation.stack_templates import allows_loops, event_settings, oldest_s, retries
 
 _INVOKE = re.compile(r"/2015-03-31/functions/([\w-]+)/invocations")
 _CONFIGURATION = re.compile(r"/2015-03-31/functions/([\w-]+)/configuration")
-_READS = ("Get", "List", "Describe", "BatchGet", "Filter", "Head", "GET", "HEAD")
+_EVENTS = re.compile(r"GET /2019-09-25/functions/([\w-]+)/event-invoke-config")
+_READS = ("Get", "List", "Describe", "BatchGet", "Filter", "Head", "GET", "HEAD", "LIST")
 _HOP_BY_HOP = {"connection", "transfer-encoding", "content-length", "server", "date"}
 
 
@@ -82,6 +84,7 @@ class AwsCloud(ThreadingHTTPServer):
         self.timeout_s: float | None = None
         self.limits = AccountLimits()
         self.states = FunctionStates()
+        self.provisioned = Provisioned()
         self.chains: list[int] = []
         self._builds: dict[str, str] = {}
         self.idle: list[Environment] = []
@@ -108,14 +111,23 @@ class AwsCloud(ThreadingHTTPServer):
         self.client("lambda").put_function_concurrency(FunctionName=name, ReservedConcurrentExecutions=concurrency)
         self.limits.reserved[name] = concurrency
 
-    def invoke(self, name: str, payload: bytes, trace: str | None = None) -> str:
-        """Invoke a function; `trace` is the header of who asks for it. Returns the request's name."""
+    def invoke(self, name: str, payload: bytes, trace: str | None = None, alias: str | None = None) -> str:
+        """Invoke a function, or what its `alias` names; `trace` is the header of who asks for it.
+
+        Returns the request's name.
+        """
         invocation = Invocation(request_id=str(uuid.uuid4()), payload=payload, trace=lineage.longer(trace))
         self.chains.append(lineage.length(invocation.trace))
-        running = self._pool.submit(self._run, name, invocation)
+        running = self._pool.submit(self._run, name, invocation, alias)
         running.add_done_callback(print_error)
         self._running.append(running)
         return invocation.request_id
+
+    def event_settings(self, name: str) -> dict[str, Any]:
+        """How events of a function are treated, as the template of its stack says."""
+        template, stack = self._template(name)
+        bucket = f"arn:aws:s3:::{self._physical(stack, 'Bucket')}"
+        return dict(event_settings(template, name)) | {"DestinationConfig": {"OnFailure": {"Destination": bucket}}}
 
     def pass_a_minute(self, stack: str) -> list[str]:
         """What the rules of a stack invoke; the names of the invocations."""
@@ -160,20 +172,33 @@ class AwsCloud(ThreadingHTTPServer):
         self._pool.shutdown(cancel_futures=True)
         self.server_close()
 
-    def _run(self, name: str, invocation: Invocation) -> None:
+    def _run(self, name: str, invocation: Invocation, alias: str | None) -> None:
         template, stack = self._template(name)
+        own = None if alias is None else self.provisioned.event_settings(name, alias)
+        tries = 1 + (retries(template, name) if own is None else own["MaximumRetryAttempts"])
+        oldest = oldest_s(template, name) if own is None else own["MaximumEventAgeInSeconds"]
         if lineage.length(invocation.trace) > lineage.LONGEST and not allows_loops(template, name):
             self._write_failure(stack, name, invocation, lineage.DROPPED)
-        elif not self.limits.wait_for_room(name, oldest_s(template, name)):
+        elif not self.limits.wait_for_room(name, oldest):
             self._write_failure(stack, name, invocation, b"null", "EventAgeExceeded")
         else:
             try:
-                self._serve(name, invocation, stack, tries=1 + retries(template, name))
+                self._serve(name, invocation, stack, alias, tries=tries)
             finally:
                 self.limits.leave(name)
 
-    def _serve(self, name: str, invocation: Invocation, stack: str, *, tries: int) -> None:
-        function = self._function(name)
+    def _serve(self, name: str, invocation: Invocation, stack: str, alias: str | None, *, tries: int) -> None:
+        if alias is None:
+            self._try(self._function(name), invocation, stack, tries=tries)
+            return
+        is_ready = self.provisioned.enter(name, alias)
+        try:
+            self._try(self._function(name, alias, is_ready), invocation, stack, tries=tries)
+        finally:
+            if is_ready:
+                self.provisioned.leave(name, alias)
+
+    def _try(self, function: Function, invocation: Invocation, stack: str, *, tries: int) -> None:
         for _ in range(tries):
             attempt = replace(invocation, ended=threading.Event())
             environment = self._environment(function)
@@ -186,7 +211,10 @@ class AwsCloud(ThreadingHTTPServer):
                     self.idle.append(environment)
             if attempt.status == "success":
                 return
-        self._write_failure(stack, name, attempt, attempt.answer)
+        if function.alias is None or "DestinationConfig" in self.provisioned.event_settings(
+            function.name, function.alias
+        ):
+            self._write_failure(stack, function.name, attempt, attempt.answer)
 
     def _environment(self, function: Function) -> Environment:
         with self._lock:
@@ -198,8 +226,11 @@ class AwsCloud(ThreadingHTTPServer):
         self.environments.append(environment)
         return environment
 
-    def _function(self, name: str) -> Function:
-        found = self.client("lambda").get_function(FunctionName=name)
+    def _function(self, name: str, alias: str | None = None, kept_ready: bool = False) -> Function:
+        functions, version = self.client("lambda"), "$LATEST"
+        if alias is not None:
+            version = functions.get_alias(FunctionName=name, Name=alias)["FunctionVersion"]
+        found = functions.get_function(FunctionName=name, Qualifier=version)
         settings, tag = found["Configuration"], found["Code"]["ImageUri"].rpartition(":")[2]
         begin = (self.folder / tag / "Dockerfile").read_text().splitlines()[-1]
         words = json.loads(begin.removeprefix("ENTRYPOINT "))
@@ -210,6 +241,9 @@ class AwsCloud(ThreadingHTTPServer):
             handler=words[3],
             memory_mb=settings["MemorySize"],
             timeout_s=self.timeout_s or settings["Timeout"],
+            version=version,
+            alias=alias,
+            kept_ready=kept_ready,
             environment={
                 **settings["Environment"]["Variables"],
                 "AWS_ACCESS_KEY_ID": settings["Role"].rpartition("/")[2],  # by which a proxy knows whose requests are
@@ -257,10 +291,13 @@ class _Handler(BaseHTTPRequestHandler):
             if not self.server.states.admits(match[1]):
                 answer(*json_error(409, *REJECTED))
                 return
-            request = self.server.invoke(match[1], body, self.headers["X-Amzn-Trace-Id"])
+            alias = parse_qs(urlsplit(self.path).query).get("Qualifier", [None])[0]
+            request = self.server.invoke(match[1], body, self.headers["X-Amzn-Trace-Id"], alias)
             answer(202, b"", {"x-amzn-RequestId": request})
         elif (limited := self.server.limits.answer(call, body)) is not None:
             answer(*limited)
+        elif (kept := self._of_provisioned(call, body)) is not None:
+            answer(*kept)
         elif call == "StartBuild":
             answer(200, json.dumps(self.server.start_build(json.loads(body))).encode())
         elif call == "BatchGetBuilds":
@@ -272,6 +309,13 @@ class _Handler(BaseHTTPRequestHandler):
                 self.server.empty_repositories(parse_qs(body.decode())["StackName"][0])
             self._forward(body, answer)
 
+    def _of_provisioned(self, call: str, body: bytes) -> Answer | None:
+        if (match := _EVENTS.fullmatch(call)) and "Qualifier" not in self.path:
+            return 200, json.dumps(self.server.event_settings(match[1])).encode(), {}
+        account, unreserved = self.server.client("lambda"), self.server.limits.unreserved
+        kept = self.server.provisioned
+        return kept.answer(self.command, self.path, call, body, account=account, unreserved=unreserved)
+
     def _call(self, body: bytes) -> str:
         """The operation's name: as target, as form field, or as method and path."""
         target = self.headers.get("X-Amz-Target")
@@ -279,7 +323,8 @@ class _Handler(BaseHTTPRequestHandler):
             return str(target).rpartition(".")[2]
         if "x-www-form-urlencoded" in self.headers.get("Content-Type", ""):
             return parse_qs(body.decode())["Action"][0]
-        return f"{self.command} {urlsplit(self.path).path}"
+        command = "LIST" if self.path.endswith("?List=ALL") else self.command
+        return f"{command} {urlsplit(self.path).path}"
 
     def _forward(self, body: bytes, reply: Callable[..., None]) -> None:
         target = urlsplit(self.server.moto)

@@ -19,7 +19,7 @@ def write_log(logs: Any, group: str, environment: Environment, invocation: Invoc
     printed = [(moment_ms, text) for moment_ms, text in environment.take_events() if text.strip()]
     before = [event for event in printed if event[0] < began_ms]
     ended_ms = int(time.time() * 1000)
-    start = {"requestId": invocation.request_id, "version": "$LATEST"}
+    start = {"requestId": invocation.request_id, "version": environment.function.version}
     report = {
         "requestId": invocation.request_id,
         "status": invocation.status,

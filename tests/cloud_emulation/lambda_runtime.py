@@ -36,10 +36,14 @@ class Function:
     memory_mb: int
     timeout_s: float
     environment: Mapping[str, str]
+    version: str = "$LATEST"
+    alias: str | None = None
+    kept_ready: bool = False
 
     @property
     def arn(self) -> str:
-        return f"arn:aws:lambda:{REGION}:{ACCOUNT}:function:{self.name}"
+        which = "" if self.alias is None else f":{self.alias}"
+        return f"arn:aws:lambda:{REGION}:{ACCOUNT}:function:{self.name}{which}"
 
 
 @dataclass(kw_only=True)
@@ -76,7 +80,7 @@ class Environment:
         self.function = function
         self._begin = start
         moment = time.strftime("%Y/%m/%d", time.gmtime())
-        self.stream = f"{moment}/{function.name}[$LATEST]{uuid.uuid4().hex}"
+        self.stream = f"{moment}/{function.name}[{function.version}]{uuid.uuid4().hex}"
         self.events: list[tuple[int, str]] = []
         self.invocations: queue.Queue[Invocation] = queue.Queue()
         self.current: Invocation | None = None
@@ -158,9 +162,9 @@ class Environment:
             "AWS_LAMBDA_RUNTIME_API": f"127.0.0.1:{self._server.server_address[1]}",
             "AWS_LAMBDA_FUNCTION_NAME": self.function.name,
             "AWS_LAMBDA_FUNCTION_MEMORY_SIZE": str(self.function.memory_mb),
-            "AWS_LAMBDA_FUNCTION_VERSION": "$LATEST",
+            "AWS_LAMBDA_FUNCTION_VERSION": self.function.version,
             "AWS_LAMBDA_LOG_FORMAT": "JSON",
-            "AWS_LAMBDA_INITIALIZATION_TYPE": "on-demand",
+            "AWS_LAMBDA_INITIALIZATION_TYPE": ("provisioned-concurrency" if self.function.kept_ready else "on-demand"),
             "AWS_REGION": REGION,
             "AWS_DEFAULT_REGION": REGION,
             **self.function.environment,

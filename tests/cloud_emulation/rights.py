@@ -15,6 +15,16 @@ _REST = (
     (r"POST /2015-03-31/functions/[\w-]+/invocations", "lambda:InvokeFunction"),
     (r"GET /2015-03-31/functions/[\w-]+/configuration", "lambda:GetFunctionConfiguration"),
     (r"GET /2016-08-19/account-settings", "lambda:GetAccountSettings"),
+    (r"POST /2015-03-31/functions/[\w-]+/versions", "lambda:PublishVersion"),
+    (r"POST /2015-03-31/functions/[\w-]+/aliases", "lambda:CreateAlias"),
+    (r"PUT /2015-03-31/functions/[\w-]+/aliases/\w+", "lambda:UpdateAlias"),
+    (r"GET /2015-03-31/functions/[\w-]+/aliases/\w+", "lambda:GetAlias"),
+    (r"GET /2019-09-25/functions/[\w-]+/event-invoke-config", "lambda:GetFunctionEventInvokeConfig"),
+    (r"PUT /2019-09-25/functions/[\w-]+/event-invoke-config", "lambda:PutFunctionEventInvokeConfig"),
+    (r"GET /2019-09-30/functions/[\w-]+/provisioned-concurrency", "lambda:GetProvisionedConcurrencyConfig"),
+    (r"PUT /2019-09-30/functions/[\w-]+/provisioned-concurrency", "lambda:PutProvisionedConcurrencyConfig"),
+    (r"DELETE /2019-09-30/functions/[\w-]+/provisioned-concurrency", "lambda:DeleteProvisionedConcurrencyConfig"),
+    (r"LIST /2019-09-30/functions/[\w-]+/provisioned-concurrency", "lambda:ListProvisionedConcurrencyConfigs"),
     (r"GET /[\w-]+", "s3:ListBucket"),
     (r"POST /[\w-]+", "s3:DeleteObject"),
     (r"DELETE /[\w-]+/.+", "s3:DeleteObject"),
@@ -31,6 +41,8 @@ def of_calls(calls: Iterable[str]) -> set[str]:
         for service in ("sts", "cloudformation", "ecr", "codebuild", "logs", "service-quotas")
         for operation in session.get_service_model(service).operation_names
     }
+    scaling = session.get_service_model("application-autoscaling").operation_names
+    names |= {operation: f"application-autoscaling:{operation}" for operation in scaling}
     return {names.get(call) or _of_rest(call) for call in set(calls)}
 
 

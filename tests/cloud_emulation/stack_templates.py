@@ -8,15 +8,16 @@ Template = Mapping[str, Any]
 
 def retries(template: Template, function: str) -> int:
     """How often a failed event is tried again."""
-    return int(_event_settings(template, function)["MaximumRetryAttempts"])
+    return int(event_settings(template, function)["MaximumRetryAttempts"])
 
 
 def oldest_s(template: Template, function: str) -> float:
     """How long an event waits until there is room for its function."""
-    return float(_event_settings(template, function)["MaximumEventAgeInSeconds"])
+    return float(event_settings(template, function)["MaximumEventAgeInSeconds"])
 
 
-def _event_settings(template: Template, function: str) -> Mapping[str, Any]:
+def event_settings(template: Template, function: str) -> Mapping[str, Any]:
+    """How events of a function are treated."""
     logical = _logical_name(template, function)
     (settings,) = [
         resource["Properties"]

@@ -168,6 +168,8 @@ def test_what_no_trial_can_be_made_of_is_refused_before_anything_starts(threads:
         sweep(lambda trial: 1 / 0).run(2, **SETTINGS)
     with pytest.raises(RunUnknown, match="no sweep"):
         sweep().run(2, resume="missing", **SETTINGS)
+    with pytest.raises(InvalidValue, match="provisioned must be left out of a sweep"):
+        sweep().run(2, provisioned=True, **SETTINGS)
     assert not threads.started
     assert not threads.storage.list("")
 

@@ -23,7 +23,7 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
 from funcpipe.runstate.reader import worker_reports
 from funcpipe.testing.memory_storage import MemoryStorage
-from funcpipe.worker import hand_over
+from funcpipe.worker import hand_over, setup
 from funcpipe.worker.attempt import run_attempt
 from funcpipe.worker.hand_over import await_predecessor
 from tests.e2e import small
@@ -119,6 +119,14 @@ def test_a_successor_that_could_not_be_started_at_first_is_started_once(monkeypa
     assert isinstance(successor, WorkerSpec)
     assert successor.attempt == 1
     assert platform.refused == 2
+
+
+def test_the_first_function_of_a_worker_may_hand_over_before_the_end_of_its_life() -> None:
+    storage, platform = MemoryStorage(), Recording()
+    spec = replace(first_attempt(storage, platform, lifetime_s=900.0, cold_start_s=12.0), first_life=0.5)
+    assert setup._lifetime_s(spec, Invoked(lifetime_s=800.0)) == 400.0
+    assert setup._lifetime_s(replace(spec, attempt=1), Invoked(lifetime_s=800.0)) == 800.0
+    assert setup._lifetime_s(replace(spec, faults=FaultTolerance()), Invoked()) is None
 
 
 def test_a_worker_that_will_have_finished_in_time_starts_no_successor() -> None:

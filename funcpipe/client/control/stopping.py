@@ -5,11 +5,12 @@ import time
 from collections.abc import Sequence
 
 from funcpipe.client.control.status import RunStatus, read_status
-from funcpipe.core import Halt, Outcome, RunRecord, WorkerReport, WorkerSpec
+from funcpipe.core import Halt, Outcome, Plan, RunRecord, WorkerReport, WorkerSpec
 from funcpipe.core.run_key import RunKey
-from funcpipe.errors import CorruptMessage, PlatformError, RunKeyMissing, RunUnknown
-from funcpipe.platforms.base import OpenPlatform, Storage
+from funcpipe.errors import CorruptMessage, InputError, PlatformError, RunKeyMissing, RunUnknown
+from funcpipe.platforms.base import OpenPlatform, Platform, ProvisioningPlatform, Storage
 from funcpipe.platforms.catalog import open_platform as open_by_url
+from funcpipe.platforms.catalog import url_share
 from funcpipe.platforms.function_group import stop_functions
 from funcpipe.runstate.documents import POLL_S, find_readable_document, readable_documents
 from funcpipe.runstate.finished import find_finished
@@ -71,6 +72,7 @@ def _end_early(storage: Storage, run: str, open_platform: OpenPlatform, *, wait_
         time.sleep(pause_s)
         pause_s = min(1.5 * pause_s, _MOST_POLL_S)
     end_functions(storage, keys, open_platform)
+    _release(storage, keys, open_platform)
 
 
 def run_key(storage: Storage, run: str) -> RunKey:
@@ -106,6 +108,7 @@ def clean(storage: Storage, run: str, open_platform: OpenPlatform = open_by_url,
         payloads = sum(len(find_objects(owner.storage, keys.payloads).own) for keys in generations)
         for keys in generations:
             end_functions(owner.storage, keys, open_platform, for_good=True)
+            _release(owner.storage, keys, open_platform)
         return payloads + owner.delete_run(settle_s=_SETTLE_S)
 
 
@@ -146,15 +149,39 @@ def end_functions(storage: Storage, keys: Keys, open_platform: OpenPlatform, *, 
         _log.info("run %s: its functions have ended with their platform: %s", keys.run, error)
 
 
+def release(platform: Platform, plan: Plan, run: str) -> None:
+    """Keep the functions of `run` ready no longer, if `platform` does. If that fails, it does so later by itself."""
+    if not isinstance(platform, ProvisioningPlatform) or url_share(platform.url) is None:
+        return
+    try:
+        platform.release(plan, run)
+    except (InputError, PlatformError) as error:
+        _log.warning("run %s: its functions are kept ready until the time that was planned: %s", run, error)
+
+
+def _release(storage: Storage, keys: Keys, open_platform: OpenPlatform) -> None:
+    """Keep the functions of a generation ready no longer, if its record says that they are."""
+    try:
+        record = _readable_record(storage, keys)
+    except RunKeyMissing:
+        return
+    if record is not None and url_share(record.platform) is not None:
+        release(open_platform(record.platform), record.plan, keys.run)
+
+
 def _platform_of(storage: Storage, keys: Keys, payloads: Sequence[str]) -> str | None:
     """The platform of a generation, by its record or else by a payload, if either can be read."""
-    try:
-        record = find_record(storage, keys)
-    except CorruptMessage:
-        record = None  # which was logged
+    record = _readable_record(storage, keys)
     if record is not None:
         return record.platform
     return next((spec.platform for spec in readable_documents(storage, WorkerSpec, payloads)), None)
+
+
+def _readable_record(storage: Storage, keys: Keys) -> RunRecord | None:
+    try:
+        return find_record(storage, keys)
+    except CorruptMessage:
+        return None  # which was logged
 
 
 def _all_ended(storage: Storage, keys: Keys, record: RunRecord) -> bool:

@@ -8,7 +8,7 @@ from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 
 from funcpipe.client.control.commands import after_interrupt
-from funcpipe.client.control.stopping import end_generation, end_leftovers
+from funcpipe.client.control.stopping import end_generation, end_leftovers, release
 from funcpipe.client.follow.base import with_base
 from funcpipe.client.follow.finish import billed, collect_finished, collect_kept, finish
 from funcpipe.client.follow.interruption import (
@@ -17,6 +17,7 @@ from funcpipe.client.follow.interruption import (
     saved_if_interrupted,
     with_next_commands,
 )
+from funcpipe.client.follow.provisioned import first_life_of, provisioned
 from funcpipe.client.follow.results import OnProgress, RunResult, ignore_progress
 from funcpipe.client.follow.standby import OncePerStep, check_not_gone, follow_as_standby
 from funcpipe.client.follow.steps import follow
@@ -78,7 +79,11 @@ def launch(prepared: PreparedRun, on_progress: OnProgress = ignore_progress) -> 
     try:
         with with_next_commands(prepared, kept=kept) as begun, keep_client_log(run), _owned(prepared) as owner:
             fenced, keys = begin(prepared, owner.storage)
-            with removed_if_it_fails(owner, run, keep=kept), _supervisor(fenced, keys, owner, keep=kept) as supervisor:
+            with (
+                removed_if_it_fails(owner, run, keep=kept),
+                provisioned(fenced) as fenced,
+                _supervisor(fenced, keys, owner, keep=kept) as supervisor,
+            ):
                 record = start(fenced, keys, supervisor)
                 begun.set()
                 with saved_if_interrupted(fenced, keys, supervisor):
@@ -101,7 +106,7 @@ def launch_detached(prepared: PreparedRun) -> str:
         raise PlanError(f"run {prepared.name} still runs; there is nothing to resume")
     with keep_client_log(prepared.name), _owned(prepared) as owner:
         fenced, keys = begin(prepared, owner.storage)
-        with _supervisor(fenced, keys, owner) as supervisor:
+        with provisioned(fenced, detached=True) as fenced, _supervisor(fenced, keys, owner) as supervisor:
             start(fenced, keys, supervisor, detached=True)
             supervisor.detach()
     counts, job = prepared.meter.counts, prepared.job
@@ -131,6 +136,7 @@ def _watch(prepared: PreparedRun, record: RunRecord, on_progress: OnProgress) ->
                     spent = spent_so_far(prepared.storage, record)  # until now, however long others have watched
                     fenced = replace(prepared, storage=owner.storage, account=spent)
                     result = with_base(prepared, _follow_to_end(fenced, record, keys, unseen, owner))
+                    release(prepared.platform, record.plan, record.run)
                     finish(fenced, keys, owner, result)
                     return result
             except RunTaken as taken:
@@ -353,6 +359,7 @@ def upload(prepared: PreparedRun, keys: Keys) -> Iterator[WorkerSpec]:
                 message_deadline_s=job.message_deadline_s,
                 first_step=first_step,
                 began_step=prepared.began_step,
+                first_life=first_life_of(prepared, number, replica),
                 faults=prepared.faults,
                 limits=prepared.limits,
                 account=_account(prepared, number),

@@ -6,6 +6,7 @@ import secrets
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from funcpipe.client.prepare.earlier_run import (
     EarlierRun,
@@ -20,6 +21,7 @@ from funcpipe.client.prepare.job import Job, Learned, Learner, SampleOrder, make
 from funcpipe.client.prepare.job_estimate import base_s, check_limits, estimate_job, within
 from funcpipe.client.prepare.job_shape import collected_bytes, shape_left
 from funcpipe.client.prepare.precheck import check_sizes, check_stores, precheck
+from funcpipe.client.prepare.provisioned import Provisioned, choose_provisioned
 from funcpipe.client.prepare.session import Session, prices_at
 from funcpipe.client.prepare.stages import PreparedStage, RunData, make_stages
 from funcpipe.core import (
@@ -77,7 +79,8 @@ class PreparedRun:
     that is given. With `keeps_model` the model stays in the storage when the run has finished; where that is a
     deployment's, all that is kept `expires`. `meter` counts what this client asks of the storage. `estimate` is what
     the steps that are left are expected to take; None if the plan has none. At the end the client reads
-    `collected_bytes`. Code and data that are `shared` with other runs lie in storage already.
+    `collected_bytes`. Code and data that are `shared` with other runs lie in storage already. Functions that are
+    started are kept ready as `provisioned` says, if it is given.
     """
 
     job: Job
@@ -100,6 +103,7 @@ class PreparedRun:
     estimate: JobEstimate | None = None
     collected_bytes: float = 0.0
     shared: SharedCode | None = None
+    provisioned: Provisioned | None = None
 
     @property
     def base(self) -> JobBase:
@@ -235,7 +239,11 @@ def prepare(
         job.check_on(platform, done)
     if before.platform is None or before.resumed is None:
         faults = within(platform.spec, faults, reading_s=base_s(job.plan, job.prices))
-    estimate = _estimate(job, stages, platform.spec, faults, account, done=done if before.resumed or not record else 0)
+    done = done if before.resumed or not record else 0
+    estimated = partial(_estimate, job, stages, platform.spec, faults, account, done)
+    provisioned, estimate = None, estimated(job.prices)
+    if settings.provisioned and before.platform is None:
+        provisioned, estimate = choose_provisioned(job.plan, platform, job.prices, estimated)
     if before.platform is None and estimate is not None:
         check_limits(estimate, limits, elapsed_s=account.elapsed_s)
     return PreparedRun(
@@ -258,6 +266,7 @@ def prepare(
         meter=session.meter,
         estimate=estimate,
         collected_bytes=collected_bytes(job, stages),
+        provisioned=provisioned,
     )
 
 
@@ -283,14 +292,14 @@ def _estimate(
     functions: PlatformSpec,
     faults: FaultTolerance,
     account: RunAccount,
-    *,
     done: int,
+    prices: PlatformSpec,
 ) -> JobEstimate | None:
     """The estimate of the steps after the first `done`, with all that the run has cost; None if the plan has none."""
     if job.plan.estimate is None or len(job.plan.estimate.stages) != len(job.plan.stages):
         return None
     shape = shape_left(job, stages, done=done, earlier_usd=account.spent_usd + account.requests_usd)
-    return estimate_job(job.plan, shape, prices=job.prices, faults=faults, functions=functions)
+    return estimate_job(job.plan, shape, prices=prices, faults=faults, functions=functions)
 
 
 def new_run_name() -> str:

@@ -26,6 +26,7 @@ from funcpipe.platforms.catalog import (
     priced_in,
     ray_cluster,
     url_region,
+    url_share,
 )
 from funcpipe.platforms.local.platform import LocalPlatform, fork_hosts_from_here, local_functions, preload_functions
 from funcpipe.platforms.process import usable_processors
@@ -232,13 +233,17 @@ def _storage(
 
 
 def prices_at(url: str, prices: PlatformSpec, *, given: bool) -> PlatformSpec:
-    """`prices` in the region of the deployment at `url`; those that are `given` stay as they are, and say so.
+    """`prices` in the region of the deployment at `url`, or of functions that it keeps ready.
 
-    Logs a warning where the functions of that region share less bandwidth than planned.
+    Those that are `given` stay as they are, and say so. Logs a warning where the functions of that region share less
+    bandwidth than planned.
     """
-    region = url_region(url)
-    if region is None or region == prices.region:
-        return prices
+    region, share = url_region(url), url_share(url)
+    there = prices if region in (None, prices.region) else _in_region(prices, str(region), given=given)
+    return there if share is None else there.priced_at(share)
+
+
+def _in_region(prices: PlatformSpec, region: str, *, given: bool) -> PlatformSpec:
     there = in_region(prices, region) if given else priced_in(prices, region)
     planned, shared = prices.shared_bytes_s, there.shared_bytes_s
     if planned is not None and shared is not None and shared < planned:

@@ -2,7 +2,7 @@
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from funcpipe.errors import DeadlineExceeded, PlatformRefused
 from funcpipe.platforms.aws import endings
 from funcpipe.platforms.aws.account import Account, account_capacity, explained, reserved_capacity
 from funcpipe.platforms.aws.endings import read_logs
+from funcpipe.platforms.aws.provisioned import ALIAS, ProvisionedConcurrency
 from funcpipe.platforms.aws.resources import (
     ARCHITECTURE,
     FAILURES,
@@ -23,7 +24,7 @@ from funcpipe.platforms.aws.resources import (
     function_name,
     log_group,
 )
-from funcpipe.platforms.base import Handle, RequestMeter, State, Status, StorageUrls
+from funcpipe.platforms.base import SHARE, Handle, RequestMeter, State, Status, StorageUrls
 from funcpipe.platforms.shared.cloud import SECRET, Capacity, CloudPlatform, Polling
 
 POLLING = Polling(every_s=3.0)
@@ -49,11 +50,13 @@ class AwsPlatform(CloudPlatform):
         deployment: str = "funcpipe",
         polling: Polling = POLLING,
         meter: RequestMeter | None = None,
+        share: float | None = None,
     ) -> None:
-        """Count the requests to the bucket in `meter`."""
+        """Count the requests to the bucket in `meter`. Functions that are kept ready cost `share` of their price."""
         super().__init__(spec, account.region, deployment=deployment, polling=polling)
         self._account = account
         self._meter = meter or RequestMeter()
+        self._share = share
         self._lambda: Any = account.client("lambda")
         self._objects: Any = account.client("s3")
         self._logs: Any = account.client("logs")
@@ -66,7 +69,8 @@ class AwsPlatform(CloudPlatform):
     @property
     def url(self) -> str:
         """The URL by which `catalog.open_platform` opens it again."""
-        return f"aws-lambda://{self._deployment}?region={self._region}"
+        share = "" if self._share is None else f"&{SHARE}={self._share:g}"
+        return f"aws-lambda://{self._deployment}?region={self._region}{share}"
 
     @property
     def storage_urls(self) -> StorageUrls:
@@ -87,6 +91,21 @@ class AwsPlatform(CloudPlatform):
             self._outages.ask(self._poll)
         return self._ended.get(request, _RUNNING)
 
+    def provision(
+        self, plan: Plan, run: str, *, spare: Mapping[str, int], share: float, released_after_s: float
+    ) -> "AwsPlatform":
+        """Return the same platform, which invokes functions that are kept ready: see `ProvisioningPlatform`."""
+        counts = Counter({self._function_of(stage): spare.get(stage.size, 0) for stage in plan.stages})
+        counts.update(self._function_of(stage) for stage in plan.stages * plan.replicas)
+        provisioned = ProvisionedConcurrency(self._account, self._polling)
+        provisioned.provision(counts, run, released_after_s=released_after_s)
+        return self._again(self._spec, share)
+
+    def release(self, plan: Plan, run: str) -> None:
+        """Keep no function of `plan` ready any more that was for `run`."""
+        names = {self._function_of(stage) for stage in plan.stages}
+        ProvisionedConcurrency(self._account, self._polling).release(sorted(names), run)
+
     @contextmanager
     def _asked_to_stop(self, handle: Handle) -> Iterator[str]:
         key = f"stops/{handle.name.split('/')[1]}"
@@ -99,14 +118,25 @@ class AwsPlatform(CloudPlatform):
 
     def _start(self, function: str, payload: bytes) -> str:
         with explained(f"invoking {function}"):
-            request = invoke_awake(self._lambda, function, payload, self._polling)
+            alias = None if self._share is None else ALIAS
+            request = invoke_awake(self._lambda, function, payload, self._polling, alias=alias)
         return f"{function}/{request}/{int(self._polling.clock())}"
 
     def _name_of(self, size: str, memory_mb: int) -> str:
         return function_name(self._deployment, memory_mb)
 
     def _with(self, spec: PlatformSpec) -> "AwsPlatform":
-        return AwsPlatform(spec, self._account, deployment=self._deployment, polling=self._polling, meter=self._meter)
+        return self._again(spec, self._share)
+
+    def _again(self, spec: PlatformSpec, share: float | None) -> "AwsPlatform":
+        return AwsPlatform(
+            spec,
+            self._account,
+            deployment=self._deployment,
+            polling=self._polling,
+            meter=self._meter,
+            share=share,
+        )
 
     def _secrets(self) -> Iterator[str | None]:
         for size in self._spec.sizes:
@@ -245,23 +275,26 @@ def wake(functions: Any, names: Iterable[str], polling: Polling, *, remedy: str)
         polling.sleep(polling.every_s)
 
 
-def invoke_awake(functions: Any, name: str, payload: bytes, polling: Polling) -> str:
+def invoke_awake(functions: Any, name: str, payload: bytes, polling: Polling, *, alias: str | None = None) -> str:
     """Invoke a function with an event, again and again while it wakes up; returns the name of the request.
+
+    Invoke what the `alias` of the function names, if one is given.
 
     Raises DeadlineExceeded for a function that has not become Active by WAKE_WITHIN_S.
     """
     until_s = polling.clock() + WAKE_WITHIN_S
-    while (request := _invoke(functions, name, payload)) is None:
+    while (request := _invoke(functions, name, payload, alias=alias)) is None:
         if polling.clock() > until_s:
             raise DeadlineExceeded(f"{_late(name)}, as an invocation needs")
         polling.sleep(polling.every_s)
     return request
 
 
-def _invoke(functions: Any, name: str, payload: bytes) -> str | None:
+def _invoke(functions: Any, name: str, payload: bytes, *, alias: str | None = None) -> str | None:
     """Return the name of the request; None where the function is not Active."""
+    which = {"FunctionName": name} if alias is None else {"FunctionName": name, "Qualifier": alias}
     try:
-        answer = functions.invoke(FunctionName=name, InvocationType="Event", Payload=payload)
+        answer = functions.invoke(**which, InvocationType="Event", Payload=payload)
     except functions.exceptions.ClientError as error:
         if error.response["Error"]["Code"] in _NOT_ACTIVE:
             return None

@@ -150,6 +150,7 @@ def invocation(function: str, queued_s: int) -> Node:
 
 
 _ANY = "*"
+_SCALER = "lambda.application-autoscaling.amazonaws.com"
 _SERVICES = ("lambda.amazonaws.com", "codebuild.amazonaws.com")
 
 
@@ -178,6 +179,7 @@ def deployer_policy(name: str, *, region: str, account: str | None = None, parti
         (_of("s3", ("GetObject", "PutObject", "DeleteObject")), [f"{bucket}/*"]),
         ((*_of("ecr", _REPOSITORY), *PUSH), place("ecr", f"repository/{name}")),
         (_of("lambda", _FUNCTION), place("lambda", f"function:{name}-*")),
+        (_of("application-autoscaling", _SCALING), place("application-autoscaling", "scalable-target/*")),
         (_of("events", _RULE), place("events", f"rule/{name}-*")),
         (
             _of("logs", _LOGS),
@@ -185,6 +187,10 @@ def deployer_policy(name: str, *, region: str, account: str | None = None, parti
         ),
         (_of("codebuild", _PROJECT), place("codebuild", f"project/{name}")),
         (_of("iam", _ROLE), [roles]),
+        (
+            _of("iam", ("CreateServiceLinkedRole",)),
+            [f"arn:{partition}:iam::{number}:role/aws-service-role/{_SCALER}/*"],
+        ),
         (("servicequotas:GetServiceQuota",), place("servicequotas", f"{BUILDS.service}/{BUILDS.code}")),
         (_ALL, [_ANY]),
         (_of("iam", ("PassRole",)), [roles]),
@@ -214,7 +220,9 @@ _FUNCTION = (
     *("GetFunctionEventInvokeConfig", "PutFunctionEventInvokeConfig"),
     *("UpdateFunctionEventInvokeConfig", "DeleteFunctionEventInvokeConfig"),
     *("AddPermission", "RemovePermission", "GetPolicy", "GetFunctionConfiguration", "InvokeFunction"),
+    *("PublishVersion", "GetAlias", "CreateAlias", "UpdateAlias", "*ProvisionedConcurrencyConfig*"),
 )
+_SCALING = ("RegisterScalableTarget", "PutScheduledAction", "DeregisterScalableTarget")
 _RULE = (
     *("PutRule", "DeleteRule", "DescribeRule", "PutTargets", "RemoveTargets", "ListTargetsByRule"),
     "ListTagsForResource",

@@ -111,6 +111,7 @@ def tell(cloud: AwsCloud, monkeypatch: pytest.MonkeyPatch) -> None:
     """Tell this process and functions where the account answers."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", cloud.moto)  # for the storage, whose URL is the same in functions
     monkeypatch.setenv("AWS_ENDPOINT_URL_LAMBDA", cloud.endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL_APPLICATION_AUTO_SCALING", cloud.endpoint)
     cloud.environment["AWS_ENDPOINT_URL_LAMBDA"] = cloud.endpoint
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
 

@@ -21,7 +21,7 @@ from funcpipe.platforms.shared.package import Docker
 from tests.cloud_emulation import rights
 from tests.cloud_emulation.aws import AwsCloud
 from tests.e2e import small
-from tests.platforms.aws.conftest import PLATFORM
+from tests.platforms.aws.conftest import OFTEN, PLATFORM
 
 SHAPE = Shape(name="funcpipe", memory_mb=(1024,))
 POLICY = deployer_policy("funcpipe", region="us-east-1", account="123456789012")
@@ -97,11 +97,15 @@ ALWAYS_SET = {
 }
 """What CloudFormation does when a property is taken away, which every version of the template has."""
 
+OWN = ("funcpipe", "servicequotas", ":scalable-target/", "/lambda.application-autoscaling.amazonaws.com/")
+"""What is of this deployment, of the account's quotas, or of the service that scales functions."""
+
 UNRECORDED = {
     "codebuild:CreateProject": "CloudFormation publishes no schema of projects",
     "codebuild:UpdateProject": "CloudFormation publishes no schema of projects",
     "codebuild:DeleteProject": "CloudFormation publishes no schema of projects",
     "cloudformation:DescribeStackEvents": "asked for when a stack has failed",
+    "iam:CreateServiceLinkedRole": "by Application Auto Scaling, in an account that has not used it for functions",
     "logs:GetLogEvents": "asked for when a build has failed",
     "ecr:GetAuthorizationToken": "asked for where docker runs, as what follows (ECR user guide, image-push-iam.html)",
     "ecr:BatchCheckLayerAvailability": "docker push",
@@ -136,7 +140,11 @@ def test_it_grants_what_calls_need_and_nothing_else(
     deployer = Deployer(account, sleep=lambda s: None, docker=Docker("a-docker-that-is-not-there"))
     for _ in range(2):
         deployer.deploy(SHAPE, lambda_package())
-    AwsPlatform(load_spec("aws-lambda"), account).check(small.plan(1, 1))
+    platform, plan = AwsPlatform(load_spec("aws-lambda"), account, polling=OFTEN), small.plan(1, 1)
+    platform.check(plan)
+    for run in ("one", "two"):
+        platform.provision(plan, run, spare={}, share=0.9, released_after_s=600.0)
+        platform.release(plan, run)
     measure = ["platforms", "measure", PLATFORM, "--max-usd", "0.01", "-o", str(tmp_path / "found.json")]
     assert main(measure) == 0
     deployer.destroy("funcpipe")
@@ -166,7 +174,7 @@ def test_it_is_for_this_deployment_wherever_iam_lets_it_be() -> None:
             has_resources = "Resources" in known[service]["Actions"][name.lower()]
             assert (places == ["*"]) != has_resources, action
         for place in places:
-            assert place == "*" or (place.startswith("arn:aws:") and ("funcpipe" in place or "servicequotas" in place))
+            assert place == "*" or (place.startswith("arn:aws:") and any(name in place for name in OWN))
             assert place == "*" or ":123456789012:" in place or place.startswith("arn:aws:s3:::funcpipe-123456789012-")
     (passing,) = [statement for statement in POLICY["Statement"] if "iam:PassRole" in statement["Action"]]
     assert passing["Condition"]["StringEquals"]["iam:PassedToService"] == [
@@ -240,5 +248,5 @@ def test_it_is_printed_without_credentials(capsys: pytest.CaptureFixture[str], m
 def test_the_docs_name_every_right() -> None:
     text = (Path(__file__).parents[3] / "docs" / "aws.md").read_text()
     begin = text.index("## Rights")
-    named = set(re.findall(r"`([a-z0-9]+:[A-Za-z*]+)`", text[begin : text.index("\n## ", begin + 1)]))
+    named = set(re.findall(r"`([a-z0-9-]+:[A-Za-z*]+)`", text[begin : text.index("\n## ", begin + 1)]))
     assert named == granted()
