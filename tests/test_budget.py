@@ -32,7 +32,7 @@ ROOMS = {
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),
-    "model": Size(6145, 96, 241),
+    "model": Size(6162, 96, 241),
     "neighbours": Size(3753, 72, 199),
     "partitioner": Size(5621, 72, 271),
     "platforms": Size(6344, 104, 249),

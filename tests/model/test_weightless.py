@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from funcpipe.errors import ModelError
 from funcpipe.model.deferred import Construction
-from funcpipe.model.graph import trace
+from funcpipe.model.graph import LayerGraph, trace
+from funcpipe.model.graph.equivalence import check_batch_sizes
 from funcpipe.model.tensors import fingerprint, same, stand_in, storage_id
 from funcpipe.model.weightless import Weightless
 
@@ -99,7 +100,9 @@ def test_numbers_stand_in_for_contents() -> None:
     assert found["x"] is X
 
 
-def test_a_llama_has_the_layers_that_it_has_with_weights() -> None:
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_llama_has_the_layers_and_the_operators_that_it_has_with_weights(masked: bool) -> None:
+    """A given mask is read in a shortcut of its code. Without one attention is causal, with other gradients in bf16."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
@@ -111,19 +114,29 @@ def test_a_llama_has_the_layers_that_it_has_with_weights() -> None:
         vocab_size=20,
         max_position_embeddings=16,
     )
-    construction = Construction()
-    model = construction.run(lambda: LlamaForCausalLM(config))
+    dtype = torch.float32 if masked else torch.bfloat16
+    model = Construction().run(lambda: nn.Module.to(LlamaForCausalLM(config), dtype))
     mode = Weightless()
     for path, module in model.named_modules():
         for own in (module._parameters, module._buffers):
             for name, tensor in own.items():
                 own[name] = None if tensor is None else mode.empty(tensor, f"{path}.{name}")
     ids = torch.arange(16).view(2, 8)
-    given = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": ids}
-    found, expected = trace(model, (), given), trace(LlamaForCausalLM(config), (), given)
-    assert found.tracer == expected.tracer == "fx"
+    given = {"input_ids": ids, "labels": ids} | ({"attention_mask": torch.ones_like(ids)} if masked else {})
+    found = trace(model, (), given)
+    expected = trace(nn.Module.to(LlamaForCausalLM(config), dtype), (), given)
+    assert found.tracer == expected.tracer == ("fx" if masked else "eager")
+    assert found.shortcuts is not masked
+    assert [str(one.kwargs) for one in _attentions(found)] == [str(one.kwargs) for one in _attentions(expected)]
     assert [layer.name for layer in found.layers] == [layer.name for layer in expected.layers]
     assert found.values == expected.values
+    check_batch_sizes(found, model, given, [1, 2])
+
+
+def _attentions(graph: LayerGraph) -> list[torch.fx.Node]:
+    found = [node for node in graph.module.graph.nodes if "scaled_dot_product_attention" in str(node.target)]
+    assert found
+    return found
 
 
 def test_contents_of_a_large_tensor_are_seen_to_change() -> None:

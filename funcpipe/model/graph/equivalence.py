@@ -265,7 +265,8 @@ def _check(
             f"the run would have micro-batches of {size}, for which the layers of {graph.name} are not right{way_out}. "
             f"{error}"
         ) from error
-    with training_mode(model) if training else evaluation_mode(model), autocast_to(graph.precision, cached=False):
+    mode = (training_mode if training else evaluation_mode)(model, shortcuts=graph.shortcuts)
+    with mode, autocast_to(graph.precision, cached=False):
         try:
             plainly = _example(model, graph, given, size)
         except Exception as error:

@@ -25,13 +25,18 @@ WAS_IN_EVAL_MODE = (
 
 
 @contextlib.contextmanager
-def training_mode(model: nn.Module, *, caches: bool = False) -> Iterator[None]:
+def training_mode(model: nn.Module, *, caches: bool = False, shortcuts: bool = False) -> Iterator[None]:
     """Have the model's own `train()` put it in training mode, without caches unless these are to stay as they are.
 
+    Without weights it takes no shortcuts that depend on data, unless with `shortcuts`.
     If the model is in training mode already, modules that the user has put in eval mode stay in it.
     """
     by_hand = [module for module in model.modules() if not module.training] if model.training else []
-    with _modes_restored(model), contextlib.nullcontext() if caches else without_caches(model), _no_shortcuts(model):
+    with (
+        _modes_restored(model),
+        contextlib.nullcontext() if caches else without_caches(model),
+        _of_code(model, shortcuts),
+    ):
         _switch(model, training=True)
         for module in by_hand:
             module.training = False
@@ -39,16 +44,19 @@ def training_mode(model: nn.Module, *, caches: bool = False) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def evaluation_mode(model: nn.Module) -> Iterator[None]:
-    """Have the model's own `eval()` put it in eval mode, without caches; what else that sets is undone at the end."""
-    with _modes_restored(model), _undone(model), without_caches(model), _no_shortcuts(model):
+def evaluation_mode(model: nn.Module, *, shortcuts: bool = False) -> Iterator[None]:
+    """Have the model's own `eval()` put it in eval mode, without caches; what else that sets is undone at the end.
+
+    As for `shortcuts`, see `training_mode`.
+    """
+    with _modes_restored(model), _undone(model), without_caches(model), _of_code(model, shortcuts):
         _switch(model, training=False)
         yield
 
 
-def _no_shortcuts(model: nn.Module) -> contextlib.AbstractContextManager[None]:
-    """Have a model without weights take no shortcuts that depend on data, as its graph does not."""
-    return as_if_exporting() if is_weightless(model) else contextlib.nullcontext()
+def _of_code(model: nn.Module, shortcuts: bool) -> contextlib.AbstractContextManager[None]:
+    """Have a model without weights take shortcuts that depend on data, or none."""
+    return as_if_exporting() if is_weightless(model) and not shortcuts else contextlib.nullcontext()
 
 
 def set_mode(module: nn.Module, *, training: bool) -> None:

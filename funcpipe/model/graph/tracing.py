@@ -13,6 +13,7 @@ parts that it cannot record as blocks. The first graph that computes what the mo
 random numbers, buffers and gradients (`equivalence`), is taken, and its nodes are grouped into layers (`assemble`).
 """
 
+import contextlib
 import logging
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -84,8 +85,9 @@ def trace(
     check_modes(model, training=training)
     mode_notes = (WAS_IN_EVAL_MODE,) if training and not model.training else ()
     called = _Called(model, signature, inputs, collated, tuple(blocks))
-    with training_mode(model) if training else evaluation_mode(model), autocast_to(precision, cached=False):
-        graph = _by_repeated_blocks(called) or _layer_graph(called)
+    mode = (training_mode if training else evaluation_mode)(model, shortcuts=True)
+    with mode, autocast_to(precision, cached=False):
+        graph = _weightless_graph(called) if is_weightless(model) else _layer_graph(called)
         assert graph is not None
     graph = replace(graph, notes=(*mode_notes, *graph.notes), precision=precision)
     _log_notes(graph, set() if logged_notes is None else logged_notes, logging.WARNING if training else logging.DEBUG)
@@ -108,11 +110,28 @@ class _Called:
         return CutRuns(*given) if self.collated is None else CollatedRuns(*given, self.collated)
 
 
+def _weightless_graph(called: _Called) -> LayerGraph | None:
+    """The layers of a model without weights: of its code as it runs in a script, which then computes the same bits; or,
+    where more of that must become blocks, as it takes no shortcuts that depend on data.
+    """
+    for find in (_by_repeated_blocks, _layer_graph):
+        plain: LayerGraph | None = None
+        with contextlib.suppress(ModelError):  # the code looks into what follows from weights
+            plain = find(called)
+        if plain is not None and set(plain.blocks) <= set(called.blocks):
+            return plain
+        with as_if_exporting():
+            careful = find(called)
+        if careful is not None:
+            return plain if plain and set(plain.blocks) <= set(careful.blocks) else replace(careful, shortcuts=False)
+    return None
+
+
 def _by_repeated_blocks(called: _Called) -> LayerGraph | None:
     """The layers, of which few blocks of each kind were traced; None if the model has no such blocks, or if they do
     not stand for the others.
     """
-    lists = repeated_blocks(called.model) if is_weightless(called.model) and not called.blocks else ()
+    lists = repeated_blocks(called.model) if not called.blocks else ()
     if not lists:
         return None
     try:

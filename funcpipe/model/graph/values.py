@@ -182,7 +182,7 @@ class LayerGraph:
     modules that were made one layer each, by the user or because they cannot be divided; traced with these blocks, the
     model has the same layers again. `precision` is what it was traced in, and what the layers compute in. `held` has,
     by layer, parameters that it holds though its code may not use them. `output_sizes` names the free sizes that
-    dimensions of its outputs are.
+    dimensions of its outputs are. Unless with `shortcuts`, it was traced as code that takes none that depend on data.
     """
 
     name: str
@@ -207,6 +207,7 @@ class LayerGraph:
     precision: Precision = Precision.FP32
     held: Mapping[str, Mapping[str, nn.Parameter]] = field(default_factory=dict)
     output_sizes: frozenset[str] = frozenset()
+    shortcuts: bool = True
 
     @property
     def tracer(self) -> str:
