@@ -26,7 +26,7 @@ from funcpipe.platforms.base import OpenStorage, RequestMeter, Storage
 _LENGTH = struct.Struct("<Q")
 _MOST_HEADER_BYTES = 100_000_000  # as safetensors itself allows
 _FIRST_BYTES = 64 * 1024  # most headers are shorter
-_PIECE_BYTES = 32 << 20
+_PIECE_BYTES = 8 << 20  # held besides the tensors, as many as are asked for at once
 _GAP_BYTES = 64 * 1024  # read along rather than asked for apart
 _AT_ONCE = 4
 

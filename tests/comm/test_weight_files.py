@@ -9,6 +9,7 @@ from torch import Tensor
 
 from funcpipe.comm import weight_files
 from funcpipe.comm.weight_files import fill, read_header
+from funcpipe.core import WeightFile
 from funcpipe.errors import CorruptMessage, DataError
 from funcpipe.platforms.base import RequestMeter, Storage
 from funcpipe.platforms.catalog import open_storage
@@ -50,6 +51,21 @@ def test_small_neighbours_take_one_request(url: str) -> None:
     meter = RequestMeter()
     read(url, ["a", "f", "c"], meter)
     assert meter.counts.gets == 2  # the header, and all of them
+
+
+def test_little_is_held_beside_a_large_tensor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stage may fill its function's memory, whose plan does not count what is on its way."""
+    asked, given = list[int](), weight_files._bytes
+    large = torch.arange(40 << 17).view(torch.uint8)
+    save_file({"large": large}, tmp_path / "x.safetensors")
+
+    def counted(storage: Storage, file: WeightFile, start: int, stop: int) -> bytes:
+        asked.append(stop - start)
+        return given(storage, file, start, stop)
+
+    monkeypatch.setattr(weight_files, "_bytes", counted)
+    assert torch.equal(read(tmp_path.as_uri(), ["large"])["large"], large)
+    assert sum(sorted(asked)[-weight_files._AT_ONCE :]) <= 32 << 20
 
 
 def test_far_tensors_are_read_apart(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
