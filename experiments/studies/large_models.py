@@ -104,16 +104,20 @@ def make(shape: Shape, rank: int = 0) -> LlamaForCausalLM:
     return model
 
 
-def write(folder: Path, shape: Shape) -> int:
-    """Write the weights of one layer to each file, and all others to one more; return their bytes."""
-    model = Construction().run(partial(make, shape))
+def write(folder: Path, shape: Shape, rank: int = 0) -> int:
+    """Write the weights of one layer to each file, and all others to one more; return their bytes.
+
+    With a `rank`, those of the adapters too, so that a model begins with them wherever it is made.
+    """
+    model = Construction().run(partial(make, shape, rank))
+    kept = model.state_dict().keys()
     groups: dict[str, dict[str, torch.Tensor]] = {}
-    for name, tensor in named_tensors(model).items():
-        parts = name.split(".")
+    for name in kept:
+        tensor, parts = named_tensors(model)[name], name.split(".")
         groups.setdefault(parts[2] if "layers" in parts else "others", {})[name] = tensor
     where: dict[str, str] = {}
     for group, own in groups.items():
-        contents = {name: 0.02 * torch.randn(tensor.shape, dtype=torch.bfloat16) for name, tensor in own.items()}
+        contents = {name: (0.02 * torch.randn(tensor.shape)).to(tensor.dtype) for name, tensor in own.items()}
         save_file(contents, folder / f"{group}.safetensors")
         where |= dict.fromkeys(own, f"{group}.safetensors")
     (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": where}))
