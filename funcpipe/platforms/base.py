@@ -57,6 +57,12 @@ class Storage(Protocol):
     def list(self, prefix: str) -> tuple[str, ...]:
         """Return the keys that begin with `prefix`, sorted."""
 
+    def etags(self, prefix: str) -> Mapping[str, str]:
+        """Return the keys that begin with `prefix`, each with a text that changes when other bytes are put there.
+
+        It takes as many requests as `list`.
+        """
+
     def touch(self, key: str) -> None:
         """Make an object as young as one that is written now, where some are deleted by their age; raises KeyMissing.
 
@@ -245,7 +251,7 @@ class Platform(Protocol):
         """Start a function and return at once. Raises PlatformBusy if it may be started later, or PlatformRefused."""
 
     def status(self, handle: Handle) -> Status:
-        """Return the function's state."""
+        """Return the function's state. Several threads may ask at once."""
 
     def stop(self, handle: Handle) -> None:
         """End the function if it still runs; return when it has ended."""

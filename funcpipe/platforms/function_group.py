@@ -126,7 +126,7 @@ class FunctionGroup:
 
     def __init__(self, platform: Platform, *, clock: Callable[[], float] = time.monotonic) -> None:
         self.platform = platform
-        self.functions: list[WatchedFunction] = []
+        self._functions: dict[str, list[WatchedFunction]] = {}
         self._clock = clock
 
     def __enter__(self) -> Self:
@@ -144,12 +144,18 @@ class FunctionGroup:
 
     def watch(self, function: WatchedFunction) -> WatchedFunction:
         """Take in `function`, which is now its worker's newest."""
-        self.functions = [other for other in self.functions if other is not function] + [function]
+        known = self._functions.setdefault(function.started.worker, [])
+        known[:] = [other for other in known if other is not function] + [function]
         return function
+
+    @property
+    def functions(self) -> Sequence[WatchedFunction]:
+        """The functions of all workers."""
+        return [function for own in self._functions.values() for function in own]
 
     def of(self, worker: str) -> Sequence[WatchedFunction]:
         """Return the functions that were or are `worker`, the newest last."""
-        return [function for function in self.functions if function.started.worker == worker]
+        return list(self._functions.get(worker, ()))
 
     @property
     def running(self) -> Sequence[WatchedFunction]:

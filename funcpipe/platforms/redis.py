@@ -1,10 +1,11 @@
 """Objects in the memory of a Valkey or Redis server, as strings with their key, through redis-py."""
 
+import hashlib
 import logging
 import os
 import re
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -136,6 +137,16 @@ class RedisStorage:
         with self._errors_of(prefix):
             found = {name.decode() for name in self._client.scan_iter(match=pattern, count=_SCANNED)}
         return tuple(sorted(name[len(self._prefix) :] for name in found))
+
+    def etags(self, prefix: str) -> Mapping[str, str]:
+        """Return the keys that begin with `prefix`, and hashes of what is there, which is read for that."""
+        found: dict[str, str] = {}
+        for batch in batches(self.list(prefix)):
+            with self._errors_of(prefix):
+                bodies = self._client.mget([self._name_of(key) for key in batch])
+            named = zip(batch, bodies, strict=True)
+            found |= {key: hashlib.sha256(body).hexdigest() for key, body in named if isinstance(body, bytes)}
+        return found
 
     def touch(self, key: str) -> None:
         """Do nothing, as no object has an age here; raises KeyMissing."""

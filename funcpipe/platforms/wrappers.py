@@ -61,6 +61,10 @@ class StorageWrapper:
         """Return the keys that begin with `prefix`, sorted."""
         return self._ask(f"list {prefix}", lambda: self._store.list(prefix))
 
+    def etags(self, prefix: str) -> Mapping[str, str]:
+        """Return the keys that begin with `prefix`, with what changes when other bytes are put there."""
+        return self._ask(f"list {prefix}", lambda: self._store.etags(prefix))
+
     def touch(self, key: str) -> None:
         """Make an object as young as one that is written now; raises KeyMissing."""
         self._ask(f"touch {key}", lambda: self._store_of(key).touch(key))
@@ -119,10 +123,14 @@ class Counted(StorageWrapper):
     def list(self, prefix: str) -> tuple[str, ...]:
         """The keys that begin with `prefix`; counted once for every LIST_KEYS of them, and once if there are none."""
         keys = self._store.list(prefix)
-        kind = kind_of(prefix)
-        counted = RequestCounts(lists=max(-(-len(keys) // LIST_KEYS), 1))
-        self._meter.add(counted, kind if kind in self._kinds else self._kinds[0])
+        self._count_list(prefix, len(keys))
         return keys
+
+    def etags(self, prefix: str) -> Mapping[str, str]:
+        """Return the keys that begin with `prefix`, and their etags; counted as a listing."""
+        found = self._store.etags(prefix)
+        self._count_list(prefix, len(found))
+        return found
 
     def touch(self, key: str) -> None:
         """Make an object as young as one that is written now; counted as a put, as S3 and OSS bill copies."""
@@ -130,6 +138,11 @@ class Counted(StorageWrapper):
             self._store.touch(key)
         finally:
             self._meter.add(RequestCounts(puts=1), kind_of(key))
+
+    def _count_list(self, prefix: str, found: int) -> None:
+        kind = kind_of(prefix)
+        counted = RequestCounts(lists=max(-(-found // LIST_KEYS), 1))
+        self._meter.add(counted, kind if kind in self._kinds else self._kinds[0])
 
 
 class Retried(StorageWrapper):
@@ -351,11 +364,18 @@ class Routed(StorageWrapper):
 
     def list(self, prefix: str) -> tuple[str, ...]:
         """Return the keys of all storages that may hold some, sorted."""
-        asked = {id(store): store for store in (self._stores[kind] for kind in _kinds_below(prefix))}
-        return tuple(sorted({key for store in asked.values() for key in store.list(prefix)}))
+        return tuple(sorted({key for store in self._asked(prefix) for key in store.list(prefix)}))
+
+    def etags(self, prefix: str) -> Mapping[str, str]:
+        """Return the keys of all storages that may hold some, and their etags."""
+        return {key: etag for store in self._asked(prefix) for key, etag in store.etags(prefix).items()}
 
     def _store_of(self, key: str) -> Storage:
         return self._stores[kind_of(key)]
+
+    def _asked(self, prefix: str) -> Iterator[Storage]:
+        """Yield the storages that may hold objects whose keys begin with `prefix`."""
+        return iter({id(store): store for store in (self._stores[kind] for kind in _kinds_below(prefix))}.values())
 
     def _each(self) -> Iterator[Storage]:
         return iter({id(store): store for store in self._stores.values()}.values())

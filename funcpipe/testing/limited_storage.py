@@ -90,6 +90,11 @@ class LimitedStorage(StorageWrapper):
         self._take("put", prefix)
         return super().list(prefix)
 
+    def etags(self, prefix: str) -> Mapping[str, str]:
+        """Return the keys that begin with `prefix`, and their etags."""
+        self._take("put", prefix)
+        return super().etags(prefix)
+
     def touch(self, key: str) -> None:
         """Make an object as young as one that is written now; raises KeyMissing."""
         self._take("put", key)

@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from funcpipe.errors import KeyExists, KeyMissing
 from funcpipe.platforms.base import OPEN, Gate
@@ -17,6 +18,7 @@ class MemoryStorage:
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
+        self._puts: Counter[str] = Counter()
         self._lock = threading.Condition()
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
@@ -27,6 +29,7 @@ class MemoryStorage:
             if if_absent and key in self._objects:
                 raise KeyExists(key)
             self._objects[key] = body
+            self._puts[key] += 1
             self._lock.notify_all()
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
@@ -52,6 +55,10 @@ class MemoryStorage:
         """The keys that begin with `prefix`, sorted."""
         with self._lock:
             return tuple(sorted(key for key in self._objects if key.startswith(prefix)))
+
+    def etags(self, prefix: str) -> Mapping[str, str]:
+        """Return the keys that begin with `prefix`, and how often something was put there."""
+        return {key: str(self._puts[key]) for key in self.list(prefix)}
 
     def touch(self, key: str) -> None:
         """Nothing, as no object has an age here; raises KeyMissing."""

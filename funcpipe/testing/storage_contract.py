@@ -82,6 +82,20 @@ class StorageContract:
         assert store.list("run-1/") == ("run-1/b",)
         assert store.list("nowhere/") == ()
 
+    def test_an_etag_changes_when_other_bytes_are_put(self, store: Storage) -> None:
+        """That of any other object stays."""
+        store.put("run/a", b"1")
+        store.put("run/b", b"1")
+        store.put("else", b"1")
+        before = store.etags("run/")
+        store.put("run/a", b"2")
+        after = store.etags("run/")
+        assert sorted(before) == sorted(after) == ["run/a", "run/b"]
+        assert before["run/a"] != after["run/a"]
+        assert before["run/b"] == after["run/b"]
+        assert sorted(store.etags("")) == ["else", "run/a", "run/b"]
+        assert dict(store.etags("nowhere/")) == {}
+
     def test_many_objects_are_deleted_at_once(self, store: Storage) -> None:
         """Also none, and such as are missing."""
         for key in ("run-1/a", "run-1/b-1/c_2.d", "run-1/e", "run-2/a"):

@@ -117,11 +117,15 @@ class ExpressExchange(Exchange):
         """A page of keys by the order of their hashes; a token tells the last one before it."""
         prefix, after = query.get("prefix", ""), query.get("continuation-token", "")
         self.server.folders_listed.append(prefix)
-        placed = sorted((hashlib.sha256(key.encode()).hexdigest(), key) for key in self.keys_behind(prefix))
+        behind = self.etags_behind(prefix)
+        placed = sorted((hashlib.sha256(key.encode()).hexdigest(), key) for key in behind)
         left = [(place, key) for place, key in placed if place > after]
         page = left[: min(int(query.get("max-keys", PAGE)), PAGE)]
         more = len(left) > len(page)
-        contents = "".join(f"<Contents><Key>{escape(quote(key))}</Key><Size>0</Size></Contents>" for _, key in page)
+        contents = "".join(
+            f"<Contents><Key>{escape(quote(key))}</Key><ETag>{escape(behind[key])}</ETag><Size>0</Size></Contents>"
+            for _, key in page
+        )
         token = f"<NextContinuationToken>{page[-1][0]}</NextContinuationToken>" if more else ""
         self.answer_xml(
             200,
@@ -131,18 +135,19 @@ class ExpressExchange(Exchange):
             f"<IsTruncated>{str(more).lower()}</IsTruncated>{token}{contents}</ListBucketResult>",
         )
 
-    def keys_behind(self, prefix: str) -> list[str]:
-        keys: list[str] = []
+    def etags_behind(self, prefix: str) -> dict[str, str]:
+        found: dict[str, str] = {}
         asked = {"list-type": "2", "prefix": prefix}
         while True:
             connection = HTTPConnection(self.server.upstream, timeout=LONG_S)
             connection.request("GET", f"/{self.server.behind}?{urlencode(asked)}")
             page = ElementTree.fromstring(connection.getresponse().read())
             connection.close()
-            keys += [item.findtext(f"{_NAMESPACE}Key", "") for item in page.findall(f"{_NAMESPACE}Contents")]
+            for item in page.findall(f"{_NAMESPACE}Contents"):
+                found[item.findtext(f"{_NAMESPACE}Key", "")] = item.findtext(f"{_NAMESPACE}ETag", "")
             token = page.findtext(f"{_NAMESPACE}NextContinuationToken")
             if token is None:
-                return keys
+                return found
             asked["continuation-token"] = token
 
     def answer_xml(self, status: int, text: str) -> None:

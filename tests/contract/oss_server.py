@@ -240,12 +240,14 @@ class _Handler(BaseHTTPRequestHandler):
         bucket = self._key.strip("/")
         after = query.get("continuation-token", "")
         with self.server.lock:
-            keys = sorted(key.partition("/")[2] for key in self.server.objects if key.startswith(f"{bucket}/"))
+            found = {key: body for key, body in self.server.objects.items() if key.startswith(f"{bucket}/")}
+        keys = sorted(key.partition("/")[2] for key in found)
         left = [key for key in keys if key.startswith(query.get("prefix", "")) and key > after]
         page, more = left[:3], len(left) > 3
         items = "".join(
             f"<Contents><Key>{escape(quote(key))}</Key><LastModified>2026-01-01T00:00:00.000Z</LastModified>"
-            "<ETag>0</ETag><Type>Normal</Type><Size>0</Size><StorageClass>Standard</StorageClass></Contents>"
+            f'<ETag>"{hashlib.md5(found[f"{bucket}/{key}"]).hexdigest().upper()}"</ETag>'
+            "<Type>Normal</Type><Size>0</Size><StorageClass>Standard</StorageClass></Contents>"
             for key in page
         )
         token = f"<NextContinuationToken>{escape(quote(page[-1]))}</NextContinuationToken>" if more else ""

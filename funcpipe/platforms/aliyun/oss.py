@@ -120,9 +120,13 @@ class OssStorage:
 
     def list(self, prefix: str) -> tuple[str, ...]:
         """Return the keys that begin with `prefix`, sorted."""
+        return tuple(sorted(self.etags(prefix)))
+
+    def etags(self, prefix: str) -> Mapping[str, str]:
+        """Return the keys that begin with `prefix`, and the ETags that OSS lists with them."""
         with self._errors_of(prefix):
             found = oss2.ObjectIteratorV2(self._bucket, prefix=self._prefix + prefix, max_keys=1000, max_retries=1)
-            return tuple(sorted(item.key[len(self._prefix) :] for item in found))
+            return {item.key[len(self._prefix) :]: item.etag for item in found}
 
     def touch(self, key: str) -> None:
         """Copy an object onto itself, in parts if it is too large for one copy; raises KeyMissing."""

@@ -1,5 +1,6 @@
 """Functions on AWS Lambda: invoked as events, watched through their deployment's logs and records of failures."""
 
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Set
@@ -62,6 +63,7 @@ class AwsPlatform(CloudPlatform):
         self._logs: Any = account.client("logs")
         self._bucket = bucket_name(deployment, account)
         self._open: dict[Handle, None] = {}
+        self._asking = threading.Lock()
         self._ended: dict[str, Status] = {}
         self._seen: set[str] = set()
         self._looked_s = float("-inf")
@@ -86,10 +88,11 @@ class AwsPlatform(CloudPlatform):
     def status(self, handle: Handle) -> Status:
         """Return the function's state, at most `polling.every_s` old, or the last known one if AWS does not answer."""
         request = handle.name.split("/")[1]
-        if request not in self._ended:
-            self._open[handle] = None
-            self._outages.ask(self._poll)
-        return self._ended.get(request, _RUNNING)
+        with self._asking:
+            if request not in self._ended:
+                self._open[handle] = None
+                self._outages.ask(self._poll)
+            return self._ended.get(request, _RUNNING)
 
     def provision(
         self, plan: Plan, run: str, *, spare: Mapping[str, int], share: float, released_after_s: float

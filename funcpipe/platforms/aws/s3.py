@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -125,12 +125,16 @@ class S3Storage:
 
     def list(self, prefix: str) -> tuple[str, ...]:
         """Return the keys that begin with `prefix`, sorted; in a directory bucket, its whole folder is asked for."""
+        return tuple(sorted(self.etags(prefix)))
+
+    def etags(self, prefix: str) -> Mapping[str, str]:
+        """Return the keys that begin with `prefix`, and the ETags that S3 lists with them."""
         begins = self._prefix + prefix
         asked = begins[: begins.rfind("/") + 1] if self._is_directory else begins
         with self._errors_of(prefix):
             pages = self._client.get_paginator("list_objects_v2").paginate(Bucket=self._bucket, Prefix=asked)
-            found = [item["Key"] for page in pages for item in page.get("Contents", ())]
-        return tuple(sorted(key[len(self._prefix) :] for key in found if key.startswith(begins)))
+            found = [(item["Key"], item["ETag"]) for page in pages for item in page.get("Contents", ())]
+        return {key[len(self._prefix) :]: etag for key, etag in found if key.startswith(begins)}
 
     def touch(self, key: str) -> None:
         """Copy an object onto itself; raises KeyMissing.

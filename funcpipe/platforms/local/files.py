@@ -14,7 +14,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from funcpipe.core.cached import cached_property
@@ -219,6 +219,16 @@ class FileStorage:
         with self._errors_of("list", os.path.join(self._root, folder)):
             below = f"{folder}/" if folder else ""
             return tuple(sorted(key for key in self._below(below) if key.startswith(prefix)))
+
+    def etags(self, prefix: str) -> Mapping[str, str]:
+        """Return the keys that begin with `prefix`, with the time and the number of their files: each put makes one."""
+        found = {}
+        for key in self.list(prefix):
+            path = self._path(key)
+            with self._errors_of("list", path), contextlib.suppress(*_ABSENT):
+                file = os.lstat(path)
+                found[key] = f"{file.st_mtime_ns}.{file.st_ino}"
+        return found
 
     def touch(self, key: str) -> None:
         """Give a file the time of now; raises KeyMissing."""
