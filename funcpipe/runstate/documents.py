@@ -5,7 +5,8 @@
 """
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeVar
 
 import xxhash
@@ -13,7 +14,7 @@ import xxhash
 from funcpipe.core import from_text, to_text
 from funcpipe.core.json_form import Document
 from funcpipe.errors import CorruptMessage, FormatError, KeyMissing
-from funcpipe.platforms.base import Storage
+from funcpipe.platforms.base import Storage, batches
 
 _log = logging.getLogger(__name__)
 
@@ -23,7 +24,20 @@ READS = 6
 POLL_S = 0.2
 """Pause between two polls for a document that another process will write, where storage does not notify."""
 
+_FEW, _AT_ONCE = 8, 64
+"""So many requests are made one after the other; more of them side by side, up to that number."""
+
 D = TypeVar("D", bound=Document)
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
+
+
+def side_by_side(ask: Callable[[Asked], Answer], of: Sequence[Asked]) -> list[Answer]:
+    """Return what `ask` returns for each, in order; many are asked for in threads."""
+    if len(of) <= _FEW:
+        return [ask(one) for one in of]
+    with ThreadPoolExecutor(min(len(of), _AT_ONCE), thread_name_prefix="funcpipe-read") as pool:
+        return list(pool.map(ask, of))
 
 
 def encode_document(value: Document) -> bytes:
@@ -99,8 +113,13 @@ def get_listed_document(storage: Storage, kind: type[D], key: str) -> D:
 
 def readable_documents(storage: Storage, kind: type[D], keys: Iterable[str]) -> Iterator[D]:
     """Yield the documents under keys that were listed, without those that are damaged or have gone since."""
-    for key in keys:
+
+    def read(key: str) -> D | None:
         try:
-            yield get_listed_document(storage, kind, key)
+            return get_listed_document(storage, kind, key)
         except (CorruptMessage, KeyMissing) as error:
             _log.warning("does without an object that cannot be read: %s", error)
+            return None
+
+    for batch in batches(tuple(keys)):
+        yield from (document for document in side_by_side(read, batch) if document is not None)

@@ -27,7 +27,7 @@ from funcpipe.errors import (
     StorageError,
 )
 from funcpipe.platforms.base import Storage
-from funcpipe.runstate.documents import exists, get_document, get_listed_document, put_document
+from funcpipe.runstate.documents import exists, get_document, get_listed_document, put_document, side_by_side
 from funcpipe.runstate.functions import unmark_run
 from funcpipe.runstate.keys import Keys, generation_of
 from funcpipe.runstate.signing import KeyFolder, key_of
@@ -322,7 +322,8 @@ def load_payload(storage: Storage, keys: Keys, worker: str, run_key: RunKey) -> 
 def load_worker_specs(storage: Storage, keys: Keys) -> tuple[WorkerSpec, ...]:
     """The payloads of the first attempts of a generation's workers, as they can be invoked again from this machine."""
     found, run_key = storage.list(keys.payloads), key_of(KeyFolder(), keys)
-    return tuple(replace(get_listed_document(storage, WorkerSpec, key), run_key=run_key.text) for key in found)
+    specs = side_by_side(lambda key: get_listed_document(storage, WorkerSpec, key), found)
+    return tuple(replace(spec, run_key=run_key.text) for spec in specs)
 
 
 def delete_generation(storage: Storage, keys: Keys) -> None:

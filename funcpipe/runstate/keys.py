@@ -291,6 +291,19 @@ def _joined(parts: Iterable[str]) -> str:
     return "/".join(parts)
 
 
+def newest_attempts(found: Iterable[str], folder: str) -> dict[str, tuple[int, str]]:
+    """Return the newest attempt of each worker that has left an object below `folder`, by the keys found there.
+
+    With each comes the key of that object.
+    """
+    newest: dict[str, tuple[int, str]] = {}
+    for key in found:
+        worker, _, attempt = key.removeprefix(folder).partition("/")
+        if attempt.isdecimal():
+            newest[worker] = max(newest.get(worker, (-1, "")), (int(attempt), key))
+    return newest
+
+
 def generation_of(key: str) -> Keys | None:
     """The generation that the object `key` belongs to; None for what belongs to none, such as what owners say."""
     match = _PLACE.match(key)

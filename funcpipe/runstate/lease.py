@@ -16,7 +16,7 @@ import secrets
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NoReturn
 
@@ -31,8 +31,9 @@ from funcpipe.runstate.documents import (
     get_listed_document,
     put_document,
     readable_documents,
+    side_by_side,
 )
-from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.keys import Keys, newest_attempts
 
 _log = logging.getLogger(__name__)
 
@@ -199,8 +200,30 @@ class LastAttempt:
 def last_attempt(storage: Storage, keys: Keys, worker: str) -> LastAttempt | None:
     """Return the newest attempt of `worker` that has had its lease; None if there was none."""
     newest = newest_attempt(storage, keys, worker)
-    if newest is None:
-        return None
+    return None if newest is None else _as_it_ended(storage, keys, worker, newest)
+
+
+def last_attempts(
+    storage: Storage, keys: Keys, workers: Sequence[str], *, begun: Mapping[str, int] | None = None
+) -> dict[str, LastAttempt | None]:
+    """Return the newest attempt of each of `workers` that has had its lease, by one listing of all leases.
+
+    Attempts that are known to have `begun`, as they have sent a heartbeat, hold a lease, which is not read.
+    """
+    newest, known = newest_attempts(storage.list(keys.all_leases), keys.all_leases), begun or {}
+
+    def read(worker: str) -> LastAttempt | None:
+        if worker not in newest:
+            return None
+        attempt, _ = newest[worker]
+        has_begun = known.get(worker, -1) >= attempt
+        return LastAttempt(attempt, None) if has_begun else _as_it_ended(storage, keys, worker, attempt)
+
+    return dict(zip(workers, side_by_side(read, workers), strict=True))
+
+
+def _as_it_ended(storage: Storage, keys: Keys, worker: str, newest: int) -> LastAttempt:
+    """Return the last attempt of a worker by the entry of the number `newest` among its leases."""
     entry = next(readable_documents(storage, LeaseDocument, [keys.lease(worker, newest)]), None)
     return LastAttempt(newest, None) if entry is None or entry.ended is None else LastAttempt(newest - 1, entry.ended)
 

@@ -10,7 +10,7 @@ report stay: they are all that is known of the requests of one that died.
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -18,10 +18,10 @@ from funcpipe.core import FaultTolerance, Heartbeat, Outcome, RunRecord, WorkerR
 from funcpipe.errors import CorruptMessage, InputError, KeyMissing, PlatformError
 from funcpipe.platforms.base import OpenPlatform, Platform, State, Status, Storage
 from funcpipe.platforms.function_group import StartedFunction
-from funcpipe.runstate.documents import POLL_S, READS, find_readable_document, get_document
+from funcpipe.runstate.documents import POLL_S, READS, find_readable_document, get_document, side_by_side
 from funcpipe.runstate.functions import list_functions
-from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.lease import last_attempt
+from funcpipe.runstate.keys import Keys, newest_attempts
+from funcpipe.runstate.lease import LastAttempt, last_attempts
 
 _log = logging.getLogger(__name__)
 
@@ -136,21 +136,27 @@ def find_liveness(
     pause: Callable[[float], None] = time.sleep,
 ) -> RunLiveness:
     """Return the liveness of the run. A second check, if needed, takes until two heartbeats should have come."""
-    keys = Keys.of(record)
+    keys, workers = Keys.of(record), worker_names(record)
     faults = _faults(storage, keys)
-    functions = list_functions(storage, keys)
+    functions: dict[str, list[StartedFunction]] = {}
+    for function in list_functions(storage, keys):
+        functions.setdefault(function.worker, []).append(function)
     platform = _opened(record, open_platform)
-    beats = read_heartbeats(storage, record)
-    found = []
-    for worker, beat in zip(worker_names(record), beats, strict=True):
-        own = [function for function in functions if function.worker == worker]
-        found.append(_check(storage, keys, _Signs(worker, beat, own, platform), faults, clock()))
-    return RunLiveness(workers=_check_again(storage, keys, found, faults, pause))
+    etags = storage.etags(keys.all_heartbeats)
+    beats = heartbeats_of(storage, keys, workers, listed=etags)
+    begun = {worker: beat.attempt for worker, beat in beats.items() if beat is not None}
+    lasts, now_s = last_attempts(storage, keys, workers, begun=begun), clock()
+
+    def check(worker: str) -> WorkerLiveness:
+        signs = _Signs(worker, beats[worker], functions.get(worker, ()), platform)
+        return _check(storage, keys, signs, lasts[worker], faults, now_s)
+
+    return RunLiveness(workers=_check_again(storage, keys, side_by_side(check, workers), faults, pause, etags))
 
 
 def all_finished(storage: Storage, record: RunRecord) -> bool:
     """Return True if every worker of the run has done its last step: none is restarted, and none needs to be."""
-    lasts = [last_attempt(storage, Keys.of(record), worker) for worker in worker_names(record)]
+    lasts = last_attempts(storage, Keys.of(record), worker_names(record)).values()
     return all(last is not None and last.ended is Outcome.FINISHED for last in lasts)
 
 
@@ -162,8 +168,28 @@ def worker_names(record: RunRecord) -> tuple[str, ...]:
 
 def read_heartbeats(storage: Storage, record: RunRecord) -> list[Heartbeat | None]:
     """The last heartbeat of each worker, in order of stages and replicas; None for a worker that has sent none."""
-    keys = Keys.of(record)
-    return [newest_heartbeat(storage, keys, worker) for worker in worker_names(record)]
+    return list(heartbeats_of(storage, Keys.of(record), worker_names(record)).values())
+
+
+def heartbeats_of(
+    storage: Storage, keys: Keys, workers: Sequence[str], *, listed: Iterable[str] | None = None
+) -> dict[str, Heartbeat | None]:
+    """Return the last heartbeat of each of `workers`, by one listing, which is made here unless it is given."""
+    found = storage.list(keys.all_heartbeats) if listed is None else listed
+    newest = newest_attempts(found, keys.all_heartbeats)
+
+    def read(worker: str) -> Heartbeat | None:
+        if worker not in newest:
+            return None
+        try:
+            return get_document(storage, Heartbeat, newest[worker][1])
+        except KeyMissing:  # deleted since it was listed, as a later attempt has begun
+            return newest_heartbeat(storage, keys, worker)
+        except CorruptMessage as error:
+            _log.warning("does without a heartbeat: %s", error)
+            return None
+
+    return dict(zip(workers, side_by_side(read, workers), strict=True))
 
 
 @dataclass(frozen=True)
@@ -192,10 +218,10 @@ class _Signs:
             return None
 
 
-def _check(storage: Storage, keys: Keys, signs: _Signs, faults: FaultTolerance, now_s: float) -> WorkerLiveness:
-    beat = signs.beat
-    liveness = WorkerLiveness(worker=signs.worker, state=WorkerState.DEAD, attempt=signs.attempt, beat=beat)
-    last = last_attempt(storage, keys, signs.worker)
+def _check(
+    storage: Storage, keys: Keys, signs: _Signs, last: LastAttempt | None, faults: FaultTolerance, now_s: float
+) -> WorkerLiveness:
+    liveness = WorkerLiveness(worker=signs.worker, state=WorkerState.DEAD, attempt=signs.attempt, beat=signs.beat)
     ended = None if last is None else last.ended
     attempt = last.attempt if last is not None and ended is not None else signs.attempt
     report = find_readable_document(storage, WorkerReport, keys.worker_report(signs.worker, attempt))
@@ -235,15 +261,17 @@ def _check_again(
     first: Sequence[WorkerLiveness],
     faults: FaultTolerance,
     pause: Callable[[float], None],
+    etags: Mapping[str, str],
 ) -> tuple[WorkerLiveness, ...]:
-    """Count workers as at work that seemed silent, but have sent a heartbeat meanwhile."""
+    """Count workers as at work that seemed silent, but have sent a heartbeat since heartbeats had these `etags`."""
     found = {liveness.worker: liveness for liveness in first}
     silent = [liveness for liveness in first if liveness.state is WorkerState.SILENT]
     waited_s = 0.0
     while silent and waited_s < 2 * faults.heartbeat_s:
         pause(min(POLL_S, faults.heartbeat_s))
         waited_s += min(POLL_S, faults.heartbeat_s)
-        for liveness in silent:
+        new = {attempt_of(keys, key)[0] for key, etag in storage.etags(keys.all_heartbeats).items() - etags.items()}
+        for liveness in (liveness for liveness in silent if liveness.worker in new):
             beat = newest_heartbeat(storage, keys, liveness.worker)
             if beat is not None and beat != liveness.beat:
                 awake = replace(liveness, state=WorkerState.WORKING, attempt=beat.attempt, beat=beat, seen_ago_s=0.0)

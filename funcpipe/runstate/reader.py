@@ -28,7 +28,7 @@ from funcpipe.core.cached import cached_property
 from funcpipe.errors import RunUnknown
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoint_index import CheckpointIndex, read_index
-from funcpipe.runstate.documents import readable_documents
+from funcpipe.runstate.documents import readable_documents, side_by_side
 from funcpipe.runstate.finished import ended_step, find_finished
 from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.generations import newest_record
@@ -129,7 +129,8 @@ class RunReader:
     def steps(self) -> dict[int, JoinedStep]:
         """The steps of this generation that any replica of the last stage has reported, in order."""
         last, replicas = len(self.record.plan.stages) - 1, self.record.plan.replicas
-        own = [load_reported(self.storage, self.keys, worker_name(last, r)).reports for r in range(replicas)]
+        names = [worker_name(last, replica) for replica in range(replicas)]
+        own = side_by_side(lambda name: load_reported(self.storage, self.keys, name).reports, names)
         numbers = sorted(set().union(*own))
         return {step: JoinedStep.of([reports[step] for reports in own if step in reports]) for step in numbers}
 

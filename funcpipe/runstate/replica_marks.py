@@ -4,6 +4,7 @@ Replicas must hold the same bits. They would not if one of them computed on a pr
 function that is restarted may: the same sum then has another last bit.
 """
 
+import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from funcpipe.core import ReplicaMark, WorkerId, worker_name
 from funcpipe.platforms.base import Storage
-from funcpipe.runstate.documents import find_readable_document
+from funcpipe.runstate.documents import find_readable_document, side_by_side
 from funcpipe.runstate.keys import Keys
 
 
@@ -74,14 +75,15 @@ def last_differences(storage: Storage, keys: Keys, *, stages: int, replicas: int
     """Return the replicas that do not agree with replica 0 of their stage after the last step."""
     found = []
     for stage in range(stages) if replicas > 1 else ():
-        marks = [_mark(storage, keys, worker_name(stage, replica), steps) for replica in range(replicas)]
+        workers = [worker_name(stage, replica) for replica in range(replicas)]
+        marks = side_by_side(functools.partial(_mark, storage, keys, step=steps), workers)
         for replica, mark in enumerate(marks):
             if mark is not None and marks[0] is not None:
                 found.append(difference(stage, steps, replica, mark, marks[0]))
     return [one for one in found if one is not None]
 
 
-def _mark(storage: Storage, keys: Keys, worker: str, step: int) -> ReplicaMark | None:
+def _mark(storage: Storage, keys: Keys, worker: str, *, step: int) -> ReplicaMark | None:
     key = _mark_keys(storage, keys, worker).get(step)
     return None if key is None else find_readable_document(storage, ReplicaMark, key)
 

@@ -5,7 +5,8 @@ rewritten, so whatever else was read stays known. A missing object of a folder t
 """
 
 import re
-from collections.abc import Sequence
+import threading
+from collections.abc import Mapping, Sequence
 
 from funcpipe.core import RequestCounts
 from funcpipe.errors import KeyMissing
@@ -23,13 +24,14 @@ _REWRITTEN = "heartbeats"
 class Snapshot(StorageWrapper):
     """A storage to read from only, which answers from what it has read since the last `renew`.
 
-    It belongs on top of a storage that refuses damaged objects, so that none is kept. Only one thread may use it.
+    It belongs on top of a storage that refuses damaged objects, so that none is kept.
     """
 
     def __init__(self, storage: Storage) -> None:
         super().__init__(storage)
         self.watches = False
-        self._lists: dict[str, tuple[str, ...]] = {}
+        self._lock = threading.Lock()
+        self._lists: dict[str, Mapping[str, str]] = {}
         self._kept: dict[str, bytes] = {}
         self._fresh: dict[str, bytes] = {}
         self._missing: set[str] = set()
@@ -58,13 +60,13 @@ class Snapshot(StorageWrapper):
         unlisted = folder is not None and folder[1] in _LISTED and key not in self._listed(folder[0])
         if unlisted or key in self._missing:
             raise KeyMissing(key)
-        self._asked += RequestCounts(gets=1)
         try:
             data = self._store.get(key, gate=gate)
         except KeyMissing:
-            self._asked += RequestCounts(empty_gets=1)
+            self._count(RequestCounts(gets=1, empty_gets=1))
             self._missing.add(key)
             raise
+        self._count(RequestCounts(gets=1))
         known = self._fresh if folder is not None and folder[1] == _REWRITTEN else self._kept
         known[key] = data
         return data
@@ -73,8 +75,15 @@ class Snapshot(StorageWrapper):
         """Return the keys that begin with `prefix`, asked for once in a snapshot."""
         folder = _FOLDER.match(prefix)
         if folder is None or folder[1] not in _LISTED:
-            return self._listed(prefix)
-        return tuple(key for key in self._listed(folder[0]) if key.startswith(prefix))
+            return tuple(self._listed(prefix))
+        return tuple(sorted(key for key in self._listed(folder[0]) if key.startswith(prefix)))
+
+    def etags(self, prefix: str) -> Mapping[str, str]:
+        """Return the keys of heartbeats that begin with `prefix`, and their etags, asked for once in a snapshot."""
+        folder = _FOLDER.match(prefix)
+        if folder is None or folder[1] != _REWRITTEN:
+            raise NotImplementedError("a snapshot tells only heartbeats apart by their etags")
+        return {key: etag for key, etag in self._listed(folder[0]).items() if key.startswith(prefix)}
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
         """Refuse: a snapshot writes nothing."""
@@ -92,8 +101,16 @@ class Snapshot(StorageWrapper):
         """Refuse."""
         raise PermissionError(f"{key} is only looked at")
 
-    def _listed(self, prefix: str) -> tuple[str, ...]:
-        if prefix not in self._lists:
-            self._asked += RequestCounts(lists=1)
-            self._lists[prefix] = self._store.list(prefix)
-        return self._lists[prefix]
+    def _listed(self, prefix: str) -> Mapping[str, str]:
+        """Return the keys that begin with `prefix`, those of heartbeats with their etags."""
+        with self._lock:
+            if prefix not in self._lists:
+                self._asked += RequestCounts(lists=1)
+                rewritten = prefix.endswith(f"/{_REWRITTEN}/")
+                found = self._store.etags(prefix) if rewritten else dict.fromkeys(self._store.list(prefix), "")
+                self._lists[prefix] = found
+            return self._lists[prefix]
+
+    def _count(self, asked: RequestCounts) -> None:
+        with self._lock:
+            self._asked += asked

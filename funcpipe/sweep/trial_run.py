@@ -95,8 +95,7 @@ class TrialRun:
         with self._supervisor(prepared, keys) as supervisor:
             try:
                 if prepared.running is not None:
-                    for spec in load_worker_specs(prepared.storage, keys):
-                        supervisor.attach(spec)
+                    supervisor.attach(load_worker_specs(prepared.storage, keys))
                 else:
                     self._record = start(prepared, keys, supervisor)
                 with saved_if_interrupted(prepared, keys, supervisor):

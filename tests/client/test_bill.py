@@ -31,8 +31,7 @@ def started(run: Run, worker: str, attempt: int, *, at_s: float, token: str = "a
 
 def attached(run: Run) -> Supervisor:
     supervisor = run.supervisor()
-    for spec in load_worker_specs(run.storage, KEYS):
-        supervisor.attach(spec)
+    supervisor.attach(load_worker_specs(run.storage, KEYS))
     return supervisor
 
 

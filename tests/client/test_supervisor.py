@@ -91,8 +91,7 @@ def test_a_client_that_comes_later_grows_a_stage_once_for_replicas_that_were_sta
     del run.platform.ended["s1.r0-0"]  # the new function has this name too
     run.platform.out_of_memory("s1.r1-0")
     supervisor = run.supervisor()
-    for spec in load_worker_specs(run.storage, KEYS):
-        supervisor.attach(spec)
+    supervisor.attach(load_worker_specs(run.storage, KEYS))
     supervisor.poll()
     assert [spec.size for spec in run.platform.invoked[6:] if spec.worker == "s1.r1"] == ["2048MB"]
 
@@ -348,8 +347,7 @@ def test_a_client_that_only_watches_ends_functions_only_with_the_run(error: Base
     run = Run()
     run.start()
     with contextlib.suppress(type(error)), run.supervisor() as supervisor:
-        for spec in load_worker_specs(run.storage, KEYS):
-            supervisor.attach(spec)
+        supervisor.attach(load_worker_specs(run.storage, KEYS))
         raise error
     assert len(run.platform.stopped) == stopped
 
@@ -360,8 +358,7 @@ def test_a_client_that_attaches_counts_what_was_spent_before() -> None:
     run.beat("s0.r0")
     run.platform.ended |= {"s1.r0-0": FAILED}
     supervisor = run.supervisor()
-    for spec in load_worker_specs(run.storage, KEYS):
-        supervisor.attach(spec)
+    supervisor.attach(load_worker_specs(run.storage, KEYS))
     assert 0.5 <= supervisor.cost_usd() < 0.51
     assert 60.0 <= supervisor.elapsed_s() < 120.0
     seconds = {function.started.worker: function.seconds() for function in supervisor.functions()}
@@ -381,8 +378,7 @@ def test_a_function_that_may_run_counts_for_a_client_that_attaches_until_it_is_k
     run = Run()
     run.start()
     run.platform.unknown, supervisor = {"s1.r0-0"}, run.supervisor()
-    for spec in load_worker_specs(run.storage, KEYS):
-        supervisor.attach(spec)
+    supervisor.attach(load_worker_specs(run.storage, KEYS))
     (function,) = [function for function in supervisor.functions() if function.started.worker == "s1.r0"]
     assert (function.ended_s, function.is_unknown) == (None, True)
     said = "function s1.r0-0 of worker s1.r0 may still run, as its platform cannot say: nobody answers"

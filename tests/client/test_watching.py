@@ -226,12 +226,12 @@ def test_a_look_takes_twelve_requests_and_one_for_each_worker_and_replica(run: S
     assert (view.asked.puts, view.asked.empty_gets) == (0, 2)
 
 
-def test_the_status_of_a_run_takes_ten_lists_and_five_gets_and_some_for_each_worker(run: SeenRun) -> None:
-    """As many as before one reader served all that read a run."""
+def test_the_status_of_a_run_takes_eight_lists_and_four_gets_and_two_for_each_worker(run: SeenRun) -> None:
+    """Its function and its heartbeat; each folder is listed once."""
     run.summarise([1.0, 1.0])
     run.report(2, 1.0)
     meter = RequestMeter()
     found = status(Counted(run.raw, meter), "run-1", run.platform.open, clock=Clock())
     assert found.verdict is Verdict.RUNNING
     asked = meter.counts
-    assert (asked.lists, asked.gets, asked.puts) == (10, 12, 0)
+    assert (asked.lists, asked.gets, asked.puts) == (8, 8, 0)

@@ -254,6 +254,6 @@ def test_a_look_is_one_request_and_some_more_for_a_run_at_work() -> None:
         put_document(signed(storage), keys.heartbeat(beat.worker, beat.attempt), beat)
     storage.requests.clear()
     watch(spec, storage, platform.open, clocks=Clocks(now=lambda: 100.0 + FAULTS.heartbeat_s / 2))
-    assert storage.requests["list"] == 2 + 3  # marks, generations; heartbeats
+    assert storage.requests["list"] == 3  # marks, generations, heartbeats
     assert storage.requests["get"] == 4 + 3  # the key in the mark, record, order, payload; heartbeats
     assert len(platform.invoked) == 3

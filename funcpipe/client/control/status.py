@@ -15,6 +15,7 @@ from funcpipe.runstate.halt import read_halt
 from funcpipe.runstate.liveness import WorkerLiveness, WorkerState, find_liveness
 from funcpipe.runstate.reader import RunReader
 from funcpipe.runstate.signing import signed
+from funcpipe.runstate.snapshot import Snapshot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +148,13 @@ def status(
 
     If a worker seems silent, or the platform cannot be asked, this waits with `pause` until a heartbeat must have come.
     """
-    return read_status(RunReader.newest(signed(storage), run), open_platform, clock=clock, pause=pause)
+    snapshot = Snapshot(signed(storage))
+
+    def wait(seconds: float) -> None:
+        (pause or time.sleep)(seconds)
+        snapshot.renew()
+
+    return read_status(RunReader.newest(snapshot, run), open_platform, clock=clock, pause=wait)
 
 
 def read_status(

@@ -1,7 +1,8 @@
 """The functions of a run as their client sees them, and the worker that several of them are one after another."""
 
+import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 
@@ -9,10 +10,13 @@ from funcpipe.core import CountsByKind, Heartbeat, Outcome, WorkerSpec
 from funcpipe.errors import Superseded
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.platforms.function_group import Restarts, StartedFunction, WatchedFunction, stop_functions
-from funcpipe.runstate.documents import POLL_S
-from funcpipe.runstate.functions import list_functions, start_function
-from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.liveness import newest_heartbeat
+from funcpipe.runstate.documents import POLL_S, find_readable_document, side_by_side
+from funcpipe.runstate.functions import OUT_OF_REACH_S, list_functions, start_function
+from funcpipe.runstate.keys import Keys, newest_attempts
+from funcpipe.runstate.liveness import heartbeats_of
+
+READ_AT_ONCE = 16
+"""The heartbeats that a client reads when it has listed them, those of one worker after another's."""
 
 _LEAVING_S = 90.0
 """The wait of a client that has lost its run for the functions, which may be processes of its own."""
@@ -22,29 +26,32 @@ _LEAVING_S = 90.0
 class WatchedWorker:
     """A worker: its `restarts` since a step of the run last ended, and what its heartbeats say.
 
-    `beat` is the last heartbeat that was seen, by attempt and number, and `beat_seen_s` when it was new; heartbeats
-    were last polled at `polled_s`. By them it runs in a function of `memory_mb`, and has used `peak_bytes` at most;
-    `requests` are those of each attempt.
+    `beat` is the last heartbeat that was seen, by attempt and etag, and `beat_seen_s` when it was new. By those that
+    were read it runs in a function of `memory_mb`, and has used `peak_bytes` at most; `requests` are those of each
+    attempt.
     """
 
     spec: WorkerSpec
     outcome: Outcome | None = None
     restarts: Restarts = field(default_factory=Restarts)
-    beat: tuple[int, int] = (-1, 0)
+    beat: tuple[int, str] = (-1, "")
     beat_seen_s: float = 0.0
-    polled_s: float = 0.0
     peak_bytes: int = 0
     memory_mb: int | None = None
     requests: dict[int, CountsByKind] = field(default_factory=dict)
 
-    def receive(self, heartbeat: Heartbeat, now_s: float) -> None:
-        """Take in the worker's last heartbeat as of `now_s`."""
+    def see(self, attempt: int, etag: str, now_s: float) -> bool:
+        """Note that the newest heartbeat, of `attempt`, had this etag at `now_s`; return True if it is new."""
+        is_new = (attempt, etag) != self.beat
+        if is_new:
+            self.beat, self.beat_seen_s = (attempt, etag), now_s
+        return is_new
+
+    def receive(self, heartbeat: Heartbeat) -> None:
+        """Take in what a heartbeat of the worker says."""
         self.peak_bytes = max(self.peak_bytes, heartbeat.memory_bytes)
         self.memory_mb = heartbeat.memory_mb
         self.requests[heartbeat.attempt] = heartbeat.counts
-        beat = heartbeat.attempt, heartbeat.beat
-        if beat != self.beat:
-            self.beat, self.beat_seen_s = beat, now_s
 
     def is_silent(self, attempt: int, now_s: float) -> bool:
         """Return True if its function, that `attempt`, is asleep or never began: no heartbeat came for too long."""
@@ -52,6 +59,62 @@ class WatchedWorker:
         if self.beat[0] == attempt:
             return now_s - self.beat_seen_s > faults.lease_s + 2 * faults.heartbeat_s
         return now_s - self.beat_seen_s > faults.cold_start_s + faults.start_s + (self.spec.follows_within_s or 0.0)
+
+
+class HeartbeatWatch:
+    """The heartbeats of a run's `workers` as its client sees them: one listing says which are new, and few are read."""
+
+    def __init__(
+        self,
+        storage: Storage,
+        keys: Keys,
+        workers: Mapping[str, WatchedWorker],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._storage, self._keys, self._workers, self._clock = storage, keys, workers, clock
+        self._unread: dict[str, str] = {}
+        self._listed_s = -math.inf
+        self.run_requests_usd = 0.0
+
+    @property
+    def reads_all(self) -> bool:
+        """True if each heartbeat is read; of more workers than that, those of some after those of others."""
+        return len(self._workers) <= READ_AT_ONCE
+
+    def list_due(self) -> float | None:
+        """List the heartbeats if that is due, and read some that are new; return when it was begun, None if it was not.
+
+        If a listing takes long, the storage is in trouble, and no silence until then counts.
+        """
+        now_s = self._clock()
+        every_s = min((worker.spec.faults.heartbeat_s for worker in self._workers.values()), default=math.inf)
+        if now_s - self._listed_s < every_s:
+            return None
+        self._listed_s = now_s
+        etags = self._storage.etags(self._keys.all_heartbeats)
+        for name, (attempt, key) in newest_attempts(etags, self._keys.all_heartbeats).items():
+            worker = self._workers.get(name)
+            if worker is not None and worker.see(attempt, etags[key], now_s):
+                self._unread[name] = key
+        if self._clock() - now_s > OUT_OF_REACH_S:
+            for worker in self._workers.values():
+                worker.beat_seen_s = self._clock()
+        for name, key in list(self._unread.items())[:READ_AT_ONCE]:
+            del self._unread[name]
+            self._receive(self._workers[name], find_readable_document(self._storage, Heartbeat, key))
+        return now_s
+
+    def read(self, workers: Iterable[WatchedWorker]) -> None:
+        """Read the newest heartbeat of each of `workers` now."""
+        by_name = {worker.spec.worker: worker for worker in workers}
+        for name, heartbeat in heartbeats_of(self._storage, self._keys, tuple(by_name)).items():
+            self._receive(by_name[name], heartbeat)
+
+    def _receive(self, worker: WatchedWorker, heartbeat: Heartbeat | None) -> None:
+        if heartbeat is not None:
+            worker.receive(heartbeat)
+            self.run_requests_usd = max(self.run_requests_usd, heartbeat.run_requests_usd)
 
 
 def _function_seconds(functions: Sequence[StartedFunction], beat: Heartbeat | None) -> list[float]:
@@ -81,34 +144,45 @@ def joined(function: StartedFunction, beat: Heartbeat | None) -> WatchedFunction
     return WatchedFunction(function, time.monotonic(), age_s)
 
 
-def attached(
-    storage: Storage, keys: Keys, worker: str, runs: Callable[[StartedFunction], bool | None]
-) -> list[WatchedFunction]:
-    """The functions of a worker that others have started; `runs` says which of them still run, None of one that may."""
-    started, now_s = list_functions(storage, keys, worker), time.monotonic()
-    beat = newest_heartbeat(storage, keys, worker)
-    ran_s = _function_seconds(started, beat)
+def attached(storage: Storage, keys: Keys, runs: Callable[[StartedFunction], bool | None]) -> list[WatchedFunction]:
+    """The functions of a run that others have started; `runs` says which of them still run, None of one that may."""
+    started, now_s = list_functions(storage, keys), time.monotonic()
+    beats = heartbeats_of(storage, keys, sorted({function.worker for function in started}))
     found = []
-    for function, seconds in zip(started, ran_s, strict=True):
-        match runs(function):
+    for (function, seconds), state in zip(_ran(started, beats), side_by_side(runs, started), strict=True):
+        match state:
             case True:
-                found.append(joined(function, beat))
+                found.append(joined(function, beats[function.worker]))
             case False:
                 found.append(WatchedFunction(function, now_s, seconds, ended_s=now_s))
             case None:
-                found.append(replace(joined(function, beat), is_unknown=True))
+                found.append(replace(joined(function, beats[function.worker]), is_unknown=True))
     return found
 
 
 def unwatched_functions(storage: Storage, keys: Keys, watched: Sequence[WatchedFunction] = ()) -> list[WatchedFunction]:
     """The functions of a run that has ended which are not among those that this client has `watched`."""
-    names = {function.started.handle.name for function in watched}
-    now_s, found = time.monotonic(), []
-    for worker, functions in groupby(list_functions(storage, keys), key=lambda function: function.worker):
+    names, started = {function.started.handle.name for function in watched}, list_functions(storage, keys)
+    unwatched = sorted({function.worker for function in started if function.handle.name not in names})
+    if not unwatched:
+        return []
+    beats, now_s = heartbeats_of(storage, keys, unwatched), time.monotonic()
+    ran = _ran([function for function in started if function.worker in beats], beats)
+    return [
+        WatchedFunction(function, now_s, age_s=seconds, ended_s=now_s)
+        for function, seconds in ran
+        if function.handle.name not in names
+    ]
+
+
+def _ran(
+    started: Sequence[StartedFunction], beats: Mapping[str, Heartbeat | None]
+) -> list[tuple[StartedFunction, float]]:
+    """Return each function with the seconds that it ran; those of a worker come one after the other."""
+    found: list[tuple[StartedFunction, float]] = []
+    for worker, functions in groupby(started, key=lambda function: function.worker):
         own = tuple(functions)
-        for function, seconds in zip(own, _function_seconds(own, newest_heartbeat(storage, keys, worker)), strict=True):
-            if function.handle.name not in names:
-                found.append(WatchedFunction(function, now_s, age_s=seconds, ended_s=now_s))
+        found += zip(own, _function_seconds(own, beats[worker]), strict=True)
     return found
 
 

@@ -156,8 +156,7 @@ def _follow_to_end(
         return collect_finished(prepared, RunReader(prepared.storage, record), prepared.resumed, on_progress)
     _log.info("run %s: watches generation %d, which still runs", keys.run, keys.generation)
     with _supervisor(prepared, keys, owner) as supervisor:
-        for spec in load_worker_specs(prepared.storage, keys):
-            supervisor.attach(spec)
+        supervisor.attach(load_worker_specs(prepared.storage, keys))
         return follow(prepared, record, supervisor, on_progress, owner)
 
 

@@ -7,7 +7,7 @@ import time
 from dataclasses import replace
 
 from funcpipe.client.follow.results import OnProgress, Progress
-from funcpipe.client.follow.steps import StepPolls
+from funcpipe.client.follow.steps import LOSSES_READ, StepPolls
 from funcpipe.core import RunRecord, StepReport, worker_name
 from funcpipe.errors import RunUnknown
 from funcpipe.platforms.base import Storage
@@ -92,10 +92,10 @@ class _OwnerCheck:
 
 
 def _reports(reader: StepReader, record: RunRecord, step: int) -> list[StepReport] | None:
-    """The reports of `step` by all replicas of the last stage; None as long as one is missing."""
+    """The reports of `step` by the last stage's first LOSSES_READ replicas; None as long as one is missing."""
     if step >= record.steps:
         return None
     last = len(record.plan.stages) - 1
-    found = [reader.find(step, worker_name(last, replica)) for replica in range(record.plan.replicas)]
+    found = [reader.find(step, worker_name(last, replica)) for replica in range(min(record.plan.replicas, LOSSES_READ))]
     reports = [report for report in found if report is not None]
     return reports if len(reports) == len(found) else None

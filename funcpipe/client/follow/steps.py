@@ -27,9 +27,10 @@ from funcpipe.platforms.base import Storage
 from funcpipe.runstate.halt import too_expensive
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import Owner
-from funcpipe.runstate.reader import RunReader
+from funcpipe.runstate.reader import History, RunReader
 from funcpipe.runstate.replica_marks import last_differences
 from funcpipe.runstate.reports import JoinedStep, StepReader, ValidationKeys, find_report
+from funcpipe.runstate.snapshot import Snapshot
 from funcpipe.runstate.validations import get_part
 
 _log = logging.getLogger(__name__)
@@ -38,6 +39,9 @@ _Found = TypeVar("_Found")
 
 SUPERVISE_S = 0.1
 """Pause between two polls of functions; platforms are asked no more often than they can bear."""
+
+LOSSES_READ = 8
+"""The replicas of the last stage whose losses a client reads after each step; those of more, once the run has ended."""
 
 _FIRST_S, _LEAST_MOST_S, _MOST_S = 0.05, 0.2, 5.0
 _LATE_SHARE = 0.25
@@ -204,12 +208,13 @@ def follow(
         stops_after(job.steps)
     supervisor.wait(job.message_deadline_s)
     compare_replicas(prepared, keys, ended)
+    history = steps.history if job.plan.replicas <= LOSSES_READ else _history(prepared.storage, record, ended)
     return collect(
         RunReader(prepared.storage, record),
         job.prices,
         steps=ended,
-        losses=tuple(steps.losses),
-        skipped_steps=tuple(steps.skipped),
+        losses=history.losses,
+        skipped_steps=history.skipped_steps,
         watched=supervisor.functions(),
         validations=tuple(validations),
         trained=None if job.epochs else NOTHING_LEARNED,
@@ -217,11 +222,17 @@ def follow(
     )
 
 
+def _history(storage: Storage, record: RunRecord, steps: int) -> History:
+    """The losses of the first `steps` steps by all replicas, of a run that has ended."""
+    return RunReader(Snapshot(storage), record).history(steps)
+
+
 class _Steps:
     """The steps that have ended, those of earlier generations included: losses, and how fast."""
 
     def __init__(self, record: RunRecord) -> None:
         self.losses, self.skipped = list(record.losses), list(record.skipped_steps)
+        self._replicas = record.plan.replicas
         self._samples = 0
         self._began_s: float | None = None
 
@@ -230,9 +241,14 @@ class _Steps:
         self.losses.append(joined.loss)
         self.skipped += [step] if joined.skipped else []
         if self._began_s is not None:
-            self._samples += joined.samples
+            self._samples += round(joined.samples * self._replicas / joined.replicas)
         elif waited:  # the first step that this client saw end: from here on it knows how fast the run is
             self._began_s = time.monotonic()
+
+    @property
+    def history(self) -> History:
+        """The losses, and the steps that updated nothing."""
+        return History(losses=tuple(self.losses), skipped_steps=tuple(self.skipped))
 
     def samples_per_s(self) -> float:
         """Return the samples per second of the steps that this client saw; 0 before it knows."""
@@ -274,7 +290,8 @@ def compare_replicas(prepared: PreparedRun, keys: Keys, steps: int) -> None:
     if not steps:
         return
     plan = prepared.job.plan
-    differences = last_differences(prepared.storage, keys, stages=len(plan.stages), replicas=plan.replicas, steps=steps)
+    marks = Snapshot(prepared.storage)
+    differences = last_differences(marks, keys, stages=len(plan.stages), replicas=plan.replicas, steps=steps)
     for found in differences:
         _log.warning("run %s: %s; the result is the first replica's", keys.run, found)
     if differences and prepared.faults.on_drift is OnDrift.FAIL:
@@ -286,14 +303,14 @@ def compare_replicas(prepared: PreparedRun, keys: Keys, steps: int) -> None:
 def await_step(
     prepared: PreparedRun, reader: StepReader, supervisor: Supervisor, step: int, owner: Owner, polls: StepPolls
 ) -> tuple[list[StepReport], bool]:
-    """The reports of `step` by the replicas of the last stage, and True if this client had to wait for them.
+    """The reports of `step` by the last stage's first LOSSES_READ replicas, and True if this client waited for them.
 
     Functions are supervised meanwhile. They know best which message has not come in time, and first have to start:
     this client gives up only some time after them.
     """
     job, keys, reports, waited = prepared.job, reader.keys, [], False
     deadline_s = job.message_deadline_s + prepared.faults.cold_start_s + prepared.faults.start_s
-    for replica in range(job.plan.replicas):
+    for replica in range(min(job.plan.replicas, LOSSES_READ)):
         worker = worker_name(len(job.plan.stages) - 1, replica)
         until_s = polls.now_s() + deadline_s
 

@@ -9,11 +9,11 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from funcpipe.client.control.verdict import final_failures, first_failure, how_it_ended
-from funcpipe.client.follow.functions import WatchedWorker, attached, await_end, joined, start_as_owner
+from funcpipe.client.follow.functions import HeartbeatWatch, WatchedWorker, attached, await_end, joined, start_as_owner
 from funcpipe.core import (
     MB,
     FunctionSize,
@@ -32,11 +32,11 @@ from funcpipe.partitioner.cost.formulas import WASTE
 from funcpipe.platforms.base import Cause, Platform, RequestMeter, State, Status, Storage
 from funcpipe.platforms.function_group import FunctionGroup, WatchedFunction, stop_functions
 from funcpipe.runstate.documents import find_readable_document
-from funcpipe.runstate.functions import OUT_OF_REACH_S, list_functions, unmark_run
+from funcpipe.runstate.functions import list_functions, unmark_run
 from funcpipe.runstate.generations import find_objects, write_payload
 from funcpipe.runstate.halt import read_halt_reason
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.lease import LastAttempt, last_attempt, newest_attempt
+from funcpipe.runstate.lease import LastAttempt, last_attempts, newest_attempt
 from funcpipe.runstate.liveness import newest_heartbeat
 from funcpipe.runstate.reader import request_usd
 
@@ -44,6 +44,9 @@ _log = logging.getLogger(__name__)
 
 POLL_S = 0.02
 """Pause between two polls of functions or of their objects."""
+
+POLLED_AT_ONCE = 16
+"""The functions of which a poll asks the platform, one after another in turn: of 1,000, each every six seconds."""
 
 _RUN_ENDED = (WorkerFailed, RunHalted, DeadlineExceeded)
 
@@ -76,6 +79,8 @@ class Supervisor:
         self._check_owner = check_owner
         self._meter = meter or RequestMeter()
         self._workers: dict[str, WatchedWorker] = {}
+        self._heartbeats = HeartbeatWatch(storage, keys, self._workers)
+        self._turn = 0
         self._began_s = time.monotonic()
         self._attached = self._detached = False
         self._lock, self._gave_up = threading.Lock(), threading.Event()
@@ -103,11 +108,12 @@ class Supervisor:
         """Let no start wait any longer for a platform that is busy: it raises PlatformError."""
         self._gave_up.set()
 
-    def attach(self, spec: WorkerSpec) -> None:
-        """Watch the functions of one worker that others have started."""
+    def attach(self, specs: Iterable[WorkerSpec]) -> None:
+        """Watch the functions that others have started for the workers of a run."""
         self._attached = True
-        self._workers[spec.worker] = WatchedWorker(spec, beat_seen_s=time.monotonic())
-        for function in attached(self._storage, self._keys, spec.worker, self._group.runs):
+        for spec in specs:
+            self._workers[spec.worker] = WatchedWorker(spec, beat_seen_s=time.monotonic())
+        for function in attached(self._storage, self._keys, self._group.runs):
             self._group.watch(function)
 
     def detach(self) -> None:
@@ -134,11 +140,13 @@ class Supervisor:
     def poll(self) -> int:
         """Poll the functions, and restart those that have died; return how many workers are still at work.
 
-        Raises WorkerFailed where a restart would not help, RunHalted where the run was ended.
+        Of many functions, the platform is asked about some in each poll, and about those that have gone silent. Raises
+        WorkerFailed where a restart would not help, RunHalted where the run was ended.
         """
-        for worker in self._workers.values():
-            if worker.outcome is None:
-                self._supervise(worker)
+        at_work = [worker for worker in self._workers.values() if worker.outcome is None]
+        silent = self._silent(at_work)
+        due = [worker for worker in at_work if worker.restarts.due_s is not None]
+        self._supervise([*due, *silent, *self._next(at_work)], silent)
         if any(worker.outcome is Outcome.HALTED for worker in self._workers.values()):
             self._explain_halt()
         return sum(worker.outcome is None for worker in self._workers.values())
@@ -164,12 +172,16 @@ class Supervisor:
         return self._account.spent_usd + watched + hours * self._prices.stores_usd_h(self._stores)
 
     def requests_usd(self) -> float:
-        """Dollars for invocations, for functions' requests as last reported, and for this client's."""
+        """Dollars for invocations, for functions' requests as last reported, and for this client's.
+
+        Of functions too many to ask them all, the estimate of one that was read counts if it is more.
+        """
         counted = [counts for worker in self._workers.values() for counts in worker.requests.values()]
         usd = request_usd(
             sum(counted, self._meter.by_kind), self._prices, self._stores, functions=len(self.functions())
         )
-        return usd + self._prices.traffic_usd(self._meter.counts.received_bytes)
+        usd += self._prices.traffic_usd(self._meter.counts.received_bytes)
+        return usd if self._heartbeats.reads_all else max(usd, self._heartbeats.run_requests_usd)
 
     def elapsed_s(self) -> float:
         """Seconds that the run has taken, with those before."""
@@ -187,24 +199,41 @@ class Supervisor:
         if self._gave_up.wait(seconds):
             raise PlatformError("the run was given up while the platform was busy")
 
-    def _supervise(self, worker: WatchedWorker) -> None:
-        if worker.restarts.due_s is not None:
-            self._restart_if_due(worker)
-            return
-        function = self._newest(worker)
-        status = self._group.poll(function)
-        if status.state is State.RUNNING and not self._is_silent(worker):
-            return
-        last = last_attempt(self._storage, self._keys, worker.spec.worker)
-        if last is not None and last.ended is not None:
-            if last.ended is Outcome.FAILED:
-                raise first_failure(self._storage, self._keys)
-            worker.outcome = last.ended
-            return
-        if status.state is State.RUNNING:
-            self._restart(worker, "has sent no heartbeat for too long")
-            return
-        self._replace(worker, status, last)
+    def _silent(self, at_work: Sequence[WatchedWorker]) -> list[WatchedWorker]:
+        """Return the workers whose functions have been silent for too long, if it is time to list heartbeats."""
+        listed_s = self._heartbeats.list_due()
+        if listed_s is None:
+            return []
+        started = [worker for worker in at_work if worker.restarts.due_s is None]
+        return [worker for worker in started if worker.is_silent(self._newest(worker).started.attempt, listed_s)]
+
+    def _next(self, at_work: Sequence[WatchedWorker]) -> Sequence[WatchedWorker]:
+        """Return the workers whose turn it is to be looked after."""
+        first = self._turn if self._turn < len(at_work) else 0
+        self._turn = first + POLLED_AT_ONCE
+        return at_work[first : self._turn]
+
+    def _supervise(self, workers: Iterable[WatchedWorker], silent: Sequence[WatchedWorker]) -> None:
+        """Look after `workers`, of which some are `silent`."""
+        quiet, ended = {worker.spec.worker for worker in silent}, dict[str, Status]()
+        for name, worker in {worker.spec.worker: worker for worker in workers}.items():
+            if worker.restarts.due_s is not None:
+                self._restart_if_due(worker)
+                continue
+            status = self._group.poll(self._newest(worker))
+            if status.state is not State.RUNNING or name in quiet:
+                ended[name] = status
+        lasts = last_attempts(self._storage, self._keys, tuple(ended)) if ended else {}
+        for name, last in lasts.items():
+            worker, status = self._workers[name], ended[name]
+            if last is not None and last.ended is not None:
+                if last.ended is Outcome.FAILED:
+                    raise first_failure(self._storage, self._keys)
+                worker.outcome = last.ended
+            elif status.state is State.RUNNING:
+                self._restart(worker, "has sent no heartbeat for too long")
+            else:
+                self._replace(worker, status, last)
 
     def _replace(self, worker: WatchedWorker, status: Status, last: LastAttempt | None) -> None:
         """Watch the function that goes on in place of one that has ended, or start one."""
@@ -223,22 +252,6 @@ class Supervisor:
     def _newest(self, worker: WatchedWorker) -> WatchedFunction:
         return self._group.of(worker.spec.worker)[-1]
 
-    def _is_silent(self, worker: WatchedWorker) -> bool:
-        """Return True if its function has been silent for too long; reads its heartbeat now and then."""
-        now_s = time.monotonic()
-        if now_s - worker.polled_s < worker.spec.faults.heartbeat_s:
-            return False
-        worker.polled_s = now_s
-        self._read_heartbeat(worker, now_s)
-        if time.monotonic() - now_s > OUT_OF_REACH_S:
-            worker.beat_seen_s = time.monotonic()
-        return worker.is_silent(self._newest(worker).started.attempt, now_s)
-
-    def _read_heartbeat(self, worker: WatchedWorker, now_s: float) -> None:
-        heartbeat = newest_heartbeat(self._storage, self._keys, worker.spec.worker)
-        if heartbeat is not None:
-            worker.receive(heartbeat, now_s)
-
     def _adopt(self, worker: WatchedWorker) -> bool:
         """Watch the function that goes on, if there is one: a successor, or the first of this attempt."""
         name = worker.spec.worker
@@ -248,7 +261,8 @@ class Supervisor:
                 continue
             function = known.get(found.handle.name)
             if function is None:
-                function = joined(found, newest_heartbeat(self._storage, self._keys, name)).from_its_start()
+                beat = newest_heartbeat(self._storage, self._keys, name)
+                function = joined(found, beat).from_its_start()
             function.ended_s, function.is_unknown = None, False
             self._group.watch(function)
             worker.beat_seen_s = time.monotonic()
@@ -283,7 +297,7 @@ class Supervisor:
 
     def _out_of_memory(self, worker: WatchedWorker, peak_bytes: int) -> None:
         """Restart the worker in a larger function, if that is wanted and there is one."""
-        self._read_heartbeat(worker, time.monotonic())
+        self._heartbeats.read([worker])
         stage = worker.spec.plan.stages[worker.spec.stage]
         had_mb = self._newest(worker).started.memory_mb or worker.memory_mb or stage.memory_mb
         worker.peak_bytes = max(worker.peak_bytes, peak_bytes)
@@ -300,6 +314,7 @@ class Supervisor:
         if spec.faults.on_oom is OnOutOfMemory.FAIL:
             raise WorkerFailed(f"{failure}; --set training.on-oom=grow continues with a larger function, {LESS_MEMORY}")
         replicas = [other for other in self._workers.values() if other.spec.stage == spec.stage]
+        self._heartbeats.read(replicas)
         peak_bytes = max(other.peak_bytes for other in replicas)
         plan = grown(spec.plan, spec.stage, peak_bytes, self._prices.sizes, self._group.platform.check, failure=failure)
         usd_s = prices_of(plan, self._prices).function_usd_s
