@@ -18,6 +18,7 @@ from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
 from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import FaultTolerance, Outcome, Plan, WorkerSpec
+from funcpipe.core.accelerator import Accelerator
 from funcpipe.core.settings import DEFAULT_FAULTS
 from funcpipe.model.graph import trace
 from funcpipe.platforms.base import OPEN, Gate, Storage
@@ -42,14 +43,14 @@ def make_job(
     optimizer: Callable[[Any], torch.optim.Optimizer],
     epochs: int = 1,
     deadline_s: float = 20.0,
-    clip_grad_norm: float | None = None,
+    **recipe: Any,
 ) -> Job:
     samples = dataset()
     inputs = tuple(torch.stack([samples[i][k] for i in range(plan.micro_batch)]) for k in range(len(samples[0]) - 1))
     return Job(
         graph=trace(model, inputs),
         plan=plan,
-        recipe=Recipe(loss=loss, optimizer=optimizer, clip_grad_norm=clip_grad_norm),
+        recipe=Recipe(loss=loss, optimizer=optimizer, **recipe),
         dataset=dataset,
         samples=len(samples),
         epochs=epochs,
@@ -67,9 +68,19 @@ def prepared_run(
     storage_url: str = "file:///unused",
     platform_url: str = "local:///unused",
     faults: FaultTolerance = DEFAULT_FAULTS,
+    accelerated: bool = False,
 ) -> PreparedRun:
     """The run of `job`, ready to be uploaded to `storage` for functions of a platform that starts none."""
-    return prepare(job, session_on(Site(Recording(url=platform_url), storage, storage_url)), faults=faults)
+    spec = load_spec("local")
+    if accelerated:
+        spec = replace(spec, sizes=tuple(replace(size, accelerator=GPU) for size in spec.sizes))
+    platform = Recording(url=platform_url, spec=spec)
+    return prepare(job, session_on(Site(platform, storage, storage_url)), faults=faults)
+
+
+GPU = Accelerator(
+    name="GPU", memory_mb=16_000, vcpu_equivalents=40.0, fp32_tflop_s=8.0, memory_gb_s=300.0, host_device_gb_s=10.0
+)
 
 
 class Killed(Exception):
@@ -97,11 +108,12 @@ def run_workers(
     *,
     platform_url: str = "local:///unused",
     faults: FaultTolerance = DEFAULT_FAULTS,
+    accelerated: bool = False,
 ) -> dict[str, Worker]:
     """Train; the workers by name, as they are after training. One that is killed gets another attempt; the first other
-    error of any is raised.
+    error of any is raised. Functions that are `accelerated` compute on the accelerator of this process.
     """
-    prepared = prepared_run(job, storage, platform_url=platform_url, faults=faults)
+    prepared = prepared_run(job, storage, platform_url=platform_url, faults=faults, accelerated=accelerated)
     specs: list[WorkerSpec] = list(upload(prepared, Keys(run, 0, NONCE)))
     with ThreadPoolExecutor(len(specs)) as pool:
         started = {spec.worker: pool.submit(_run, spec, storage) for spec in specs}

@@ -26,13 +26,13 @@ ROOMS = {
     "analysis": Size(459, 6, 19),
     "api": Size(632, 9, 15),
     "cli": Size(2368, 16, 115),
-    "client": Size(4964, 53, 196),
+    "client": Size(4983, 53, 197),
     "comm": Size(1363, 24, 56),
-    "core": Size(3355, 133, 223),
+    "core": Size(3359, 133, 223),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),
-    "model": Size(6162, 96, 241),
+    "model": Size(6173, 96, 241),
     "neighbours": Size(3753, 72, 199),
     "partitioner": Size(5621, 72, 271),
     "platforms": Size(6403, 104, 249),
@@ -42,8 +42,8 @@ ROOMS = {
     "show": Size(1695, 11, 95),
     "sweep": Size(1177, 22, 22),
     "testing": Size(839, 19, 23),
-    "training": Size(5614, 104, 197),
-    "worker": Size(2328, 37, 48),
+    "training": Size(5771, 105, 203),
+    "worker": Size(2331, 37, 48),
 }
 """The budget of each folder of `funcpipe`."""
 

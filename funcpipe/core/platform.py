@@ -187,6 +187,10 @@ class PlatformSpec(StoreTerms):
                 return size
         raise InvalidValue("size", name, f"must be one of {', '.join(size.name for size in self.sizes)}")
 
+    def accelerates(self, name: str) -> bool:
+        """Return True if functions of the size called `name`, if there is one, have an accelerator."""
+        return any(size.name == name and size.accelerator is not None for size in self.sizes)
+
     def store(self, name: str) -> StoreSpec:
         """Return the store called `name`, "default" among them; raises InvalidValue with the names of all stores."""
         if name == DEFAULT:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from funcpipe.errors import ModelError
@@ -34,9 +34,11 @@ def layer_seed(seed: int, step: int, micro_batch: int, layer_name: str) -> int:
 
 
 def reseed(seed: int, generators: Collection[str] = ("torch",)) -> None:
-    """Seed global generators: "torch" (of the CPU), "numpy" and "random"."""
+    """Seed global generators: "torch" (of the processor, and of an accelerator that is in use), "numpy", "random"."""
     if "torch" in generators:
         torch.default_generator.manual_seed(seed)
+        if (accelerator := _accelerator()) is not None:
+            accelerator.manual_seed_all(seed)
     if "numpy" in generators:
         np.random.seed(seed % 2**32)
     if "random" in generators:
@@ -164,6 +166,19 @@ def draws_by_data(target: Any) -> bool:
     return any(word in name for word in _BY_DATA)
 
 
+def _accelerator() -> Any:
+    """Return torch's module of the accelerator that this process uses; None if it uses none."""
+    device = torch.accelerator.current_accelerator()
+    module = None if device is None else torch.get_device_module(device)
+    return module if module is not None and module.is_initialized() else None
+
+
+def _drawn_from() -> list[Tensor]:
+    """Return the states of torch's generators, which change with every draw."""
+    accelerator = _accelerator()
+    return [torch.get_rng_state(), *([] if accelerator is None else [accelerator.get_rng_state()])]
+
+
 class DrawingOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Count, while entered, those of torch's operators that draw, or would with other data.
 
@@ -183,9 +198,9 @@ class DrawingOperators(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if torch.Tag.nondeterministic_seeded not in getattr(func, "tags", ()):
             return func(*args, **(kwargs or {}))
         self.before()
-        state = torch.get_rng_state()
+        states = _drawn_from()
         result = func(*args, **(kwargs or {}))
-        if draws_by_data(func) or not torch.equal(state, torch.get_rng_state()):
+        if draws_by_data(func) or not all(map(torch.equal, states, _drawn_from())):
             self.drawn()
         return result
 

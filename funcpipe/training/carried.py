@@ -32,6 +32,7 @@ from funcpipe.model.graph.program import attribute
 from funcpipe.model.split import StageModule
 from funcpipe.model.split.module_state import decode_attributes, read_attributes, write_attributes
 from funcpipe.model.tensors import same
+from funcpipe.training.device import numbers
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ class RunningStatistics:
         self._averages = [_Average(stage, statistic) for statistic in statistics]
         self._micro_batches = 0
         self._counted: set[int] = set()
+        self.begin_step(0)
         if self._averages:
             stage.register_forward_pre_hook(_weak_hook(weakref.WeakMethod(self._clear)), prepend=True)
 
@@ -128,8 +130,8 @@ class RunningStatistics:
         """Start a step of `micro_batches` micro-batches on all replicas together."""
         self._micro_batches = micro_batches
         self._counted = set()
-        for average in self._averages:
-            average.begin_step(micro_batches if goes_on else None)
+        for average, count in zip(self._averages, self._counts(), strict=True):
+            average.begin_step(count or 0, micro_batches if goes_on else None)
 
     def after_forward(self, micro_batch: int) -> None:
         """Add what the forward of `micro_batch`, numbered over all replicas, left in the buffers.
@@ -139,8 +141,13 @@ class RunningStatistics:
         if micro_batch in self._counted:
             return
         self._counted.add(micro_batch)
-        for average in self._averages:
-            average.accumulate(micro_batch, self._micro_batches - 1 - micro_batch)
+        for average, count in zip(self._averages, self._counts(), strict=True):
+            average.accumulate(micro_batch, self._micro_batches - 1 - micro_batch, count)
+
+    def _counts(self) -> list[int | None]:
+        """Return the calls that the averages' norms have counted; None for one that counts none."""
+        read = iter(numbers([average.count for average in self._averages if average.count is not None]))
+        return [None if average.count is None else round(next(read)) for average in self._averages]
 
     def contributions(self) -> list[Tensor]:
         """This replica's share of the step's change, one flat tensor per Statistic, to be summed over replicas."""
@@ -148,8 +155,8 @@ class RunningStatistics:
 
     def finish_step(self, summed: list[Tensor]) -> None:
         """Set the buffers to one process's values, from the sum of all replicas' `contributions`."""
-        for average, total in zip(self._averages, summed, strict=True):
-            average.finish_step(total)
+        for average, total, calls in zip(self._averages, summed, numbers([t[-1] for t in summed]), strict=True):
+            average.finish_step(total[:-1], round(calls))
 
     def undo_step(self) -> None:
         """Set the buffers to what they were before the step."""
@@ -202,16 +209,15 @@ class _Average:
         self.statistic = statistic
         self.buffers: list[Tensor] = [attribute(stage, name) for name in statistic.names]
         self.count: Tensor | None = None if statistic.count is None else attribute(stage, statistic.count)
-        self.begin_step()
 
-    def begin_step(self, micro_batches: int | None = None) -> None:
-        """Start a step: with nothing summed, or else with the sum of steps before, behind which come `micro_batches`
-        forwards.
+    def begin_step(self, count: int, micro_batches: int | None = None) -> None:
+        """Start a step after `count` calls: with nothing summed, or else with the sum of steps before, behind which
+        come `micro_batches` forwards.
         """
         self.old = torch.cat([buffer.reshape(-1) for buffer in self.buffers])
-        self.old_count = 0 if self.count is None else int(self.count)
+        self.old_count = count
         if micro_batches is None:
-            self.sum = torch.zeros(self.old.numel() + 1, dtype=self.old.dtype)
+            self.sum = self.old.new_zeros(self.old.numel() + 1)
         self.sum_before, self.sum = self.sum, self.sum.clone()
         if micro_batches and self.statistic.momentum is not None:
             self.sum[:-1].mul_((1.0 - self.statistic.momentum) ** (self._calls * micro_batches))
@@ -227,14 +233,16 @@ class _Average:
             for buffer in self.buffers if self.count is None else (self.count, *self.buffers):
                 buffer.data.zero_()
 
-    def accumulate(self, micro_batch: int, later: int) -> None:
-        """Add what the forward of `micro_batch` left in the cleared buffers; `later` ones of the step follow it."""
+    def accumulate(self, micro_batch: int, later: int, count: int | None) -> None:
+        """Add what the forward of `micro_batch` left in the cleared buffers, with so many calls counted; `later` ones
+        of the step follow it.
+        """
         calls, momentum = self._calls, self.statistic.momentum
         found = torch.cat([buffer.reshape(-1) for buffer in self.buffers])
         if not calls:
             self._check(same(self.old, found), micro_batch)
             return
-        self._check(self.count is None or int(self.count) == self.statistic.calls, micro_batch)
+        self._check(count is None or count == self.statistic.calls, micro_batch)
         factor = 1.0
         if self.statistic.again:
             factor += 1.0 if momentum is None else (1.0 - momentum) ** self.statistic.calls
@@ -252,8 +260,8 @@ class _Average:
                 "norm that keeps none, such as GroupNorm or LayerNorm"
             )
 
-    def finish_step(self, total: Tensor) -> None:
-        added, calls = total[:-1], round(total[-1].item())
+    def finish_step(self, added: Tensor, calls: int) -> None:
+        """Set the buffers to what they were before the step with what is `added`, of so many calls."""
         if not calls:
             return
         if self.statistic.momentum is None:

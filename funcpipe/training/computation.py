@@ -21,8 +21,9 @@ from funcpipe.model.split import StageModule
 from funcpipe.training.averaging import TeacherUpdate, WeightAverage
 from funcpipe.training.batches import Step
 from funcpipe.training.carried import RunningStatistics
+from funcpipe.training.device import HOST, Device
 from funcpipe.training.fragments import Fragments
-from funcpipe.training.gradients import FlatGradient, FlatVector, Layout, TiedParameters
+from funcpipe.training.gradients import FlatGradient, FlatVector, Layout
 from funcpipe.training.local_steps import Meetings
 from funcpipe.training.norms import Finiteness, GradientNorm, sum_of_squares
 from funcpipe.training.optimizers import ParameterShape
@@ -32,7 +33,8 @@ from funcpipe.training.passes import Batch, Passes
 from funcpipe.training.recipe import Recipe
 from funcpipe.training.sharding import Residuals
 from funcpipe.training.stage_optimizer import StageOptimizer, trainable_parameters
-from funcpipe.training.state import StageState
+from funcpipe.training.state import StageState, on_device, on_host
+from funcpipe.training.tied import TiedParameters
 
 
 class Computation:
@@ -63,6 +65,7 @@ class Computation:
         hooks: NamedHooks = NO_HOOKS,
         layout: BatchLayout | None = None,
         meetings: Meetings | None = None,
+        device: Device = HOST,
     ) -> None:
         """Stage `stage_number` of the model, which sums the gradients of its parameters in `ties` with other stages.
 
@@ -70,9 +73,10 @@ class Computation:
         the replicas as that pattern cuts the gradient. `whole` are the trainable parameters of the model, which the
         optimiser's factory sees in every stage. Gradients are summed in the format `wire_sync`, in 8 bits as the
         pattern `summed_as` says. `layout` says how outputs lie side by side, for a loss of the whole batch. Where
-        `meetings` are given, replicas train alone in between.
+        `meetings` are given, replicas train alone in between. The stage is on `device`.
         """
         self._stage_number = stage_number
+        self.device = device
         self._replica = replica
         self._replicas = replicas
         self.parameters = tuple(tensor for name, tensor in stage.named_parameters() if name not in stage.fixed)
@@ -93,8 +97,9 @@ class Computation:
             statistics=[item for item in stage.statistics if item not in summed],
             cache=OutputCache(recipe.cast_loss, layout, seed=seed) if caches else None,
             alone=meetings is not None,
+            device=device,
         )
-        self.tied = TiedParameters(stage, ties, stage_number)
+        self.tied = TiedParameters(stage, ties, stage_number, device)
         self._summed_here = [p for p in self.parameters if p.requires_grad and not self.tied.is_borrowed(p)]
         layouts = self._prepare_sums(meetings, trained, wire_sync, shards)
         self._residuals = self._residuals_of(layouts, wire_sync, shards or summed_as)
@@ -118,7 +123,7 @@ class Computation:
             return [step.layout for step in self.outer.steps]
         if self._replicas == 1:
             return []
-        self._flat = FlatGradient(self._summed_here, self._extras(), wire)
+        self._flat = FlatGradient(self._summed_here, self._extras(), wire, self.device)
         return [self._flat.layout]
 
     def _residuals_of(self, layouts: Sequence[Layout], wire: Wire, summed_as: Pattern | None) -> dict[int, Residuals]:
@@ -188,8 +193,8 @@ class Computation:
 
     @property
     def shared_parameters(self) -> tuple[Tensor, ...]:
-        """The parameters that are the same in all replicas of the stage."""
-        return self.parameters if self.outer is None else self.outer.shared
+        """The parameters that are the same in all replicas of the stage, on the host."""
+        return self.device.read(self.parameters) if self.outer is None else self.outer.shared
 
     @property
     def is_sharded(self) -> bool:
@@ -229,7 +234,7 @@ class Computation:
         """Return the gradients of the whole global batch of tied parameters that this stage sums."""
         if self._flat is None:
             return self.tied.gradients(names)
-        sums = {name: self._flat.summed(self.tied.parameter(name)) for name in names}
+        sums = {name: self._flat.message(self.tied.parameter(name)) for name in names}
         return {name: gradient for name, gradient in sums.items() if gradient is not None}
 
     def tied_changes(self, names: Iterable[str]) -> dict[str, Tensor]:
@@ -245,7 +250,7 @@ class Computation:
             own = sum_of_squares(map(self._hooked, self._summed_here))
         self.norm.add_stage(self._stage_number, own)
         if self._weighs:
-            weight = self.passes.weight if self._flat is None else float(self._flat.summed_extras()[-1])
+            weight = self.passes.weight if self._flat is None else self._flat.summed_weight
             self.norm.add_weight(weight / self._step.samples)
 
     def _hooked(self, parameter: nn.Parameter) -> Tensor | None:
@@ -354,12 +359,12 @@ class Computation:
         self._finiteness.check_parameters(self._steps_done)
 
     def state(self) -> StageState:
-        """Return the stage's state between two steps; of a divided optimiser, this replica's shard.
+        """Return the stage's state between two steps, on the host; of a divided optimiser, this replica's shard.
 
         Raises NotFinite if parameters are not finite, unless that is to be ignored.
         """
         self.check_finite()
-        state = self._optimizer.state(self.norm)
+        state = on_host(self._optimizer.state(self.norm), self.device)
         if self.outer is not None:
             state = self.outer.added_to(state, self._statistics.kept())
         for residuals in self._residuals.values():
@@ -368,7 +373,7 @@ class Computation:
 
     def restore(self, state: StageState) -> None:
         """Go back to `state`. Raises CorruptMessage if it is not this stage's."""
-        self._optimizer.restore(state, self.norm)
+        self._optimizer.restore(on_device(state, self.device), self.norm)
         if self.outer is not None and (added := self.outer.restore(state)):
             self._statistics.restore(added)
         if self._average is not None:

@@ -28,6 +28,7 @@ from funcpipe.model.split.stage import in_eval_mode
 from funcpipe.model.tensors import flatten
 from funcpipe.training.batches import Batches, Step
 from funcpipe.training.data_source import StoredData
+from funcpipe.training.device import HOST, Device
 from funcpipe.training.losses import LossFunction, seed_loss
 from funcpipe.training.metrics import Part, made_metrics, measure_of, one_number, total
 from funcpipe.training.passes import Batch
@@ -36,9 +37,10 @@ from funcpipe.training.passes import Batch
 class Scores:
     """Adds up the loss and the metrics of micro-batches, part by part."""
 
-    def __init__(self, loss: LossFunction | None, metrics: Mapping[str, Any]) -> None:
-        """`loss` is None where nothing is compared with a target."""
+    def __init__(self, loss: LossFunction | None, metrics: Mapping[str, Any], device: Device = HOST) -> None:
+        """`loss` is None where nothing is compared with a target. It computes on `device`, and metrics on the host."""
         self._loss = loss
+        self._device = device
         self._measures = {name: measure_of(name, metric) for name, metric in made_metrics(metrics).items()}
         self.begin()
 
@@ -60,6 +62,8 @@ class Scores:
                 loss_sum, weight = one_number("the loss function", found) * samples, float(samples)
             self._sums["loss"] += loss_sum
             self._sums["weight"] += weight
+        if self._measures:
+            output, target = self._device.read((output, target))
         for measure in self._measures.values():
             measure.add(output, target, samples)
 
@@ -141,8 +145,17 @@ class Evaluation:
     a batch, by micro-batch and name.
     """
 
-    def __init__(self, stage: StageModule, *, scores: Scores | None, seed: int, keep_outputs: bool = False) -> None:
-        """`scores` is None in all stages but the last."""
+    def __init__(
+        self,
+        stage: StageModule,
+        *,
+        scores: Scores | None,
+        seed: int,
+        keep_outputs: bool = False,
+        device: Device = HOST,
+    ) -> None:
+        """`scores` is None in all stages but the last. The stage is on `device`, what is received or taken is not."""
+        self._device = device
         self._stage = stage
         self._seed = seed
         self._received: dict[int, dict[str, Tensor]] = {}
@@ -161,7 +174,7 @@ class Evaluation:
 
     def receive_activation(self, micro_batch: int, tensors: Mapping[str, Tensor]) -> None:
         """Keep values from an earlier stage for the forward of `micro_batch`."""
-        self._received.setdefault(micro_batch, {}).update(tensors)
+        self._received.setdefault(micro_batch, {}).update(self._device.to_device(tensors))
 
     def forward(self, micro_batch: int) -> None:
         """Compute what later stages need of `micro_batch` and, in the last stage, add it to the scores."""
@@ -169,7 +182,7 @@ class Evaluation:
         samples = len(self._step.micro_batches[micro_batch])
         with torch.no_grad():
             if self._stage.inputs or self._stage.is_last:
-                inputs, target = self._load(micro_batch)
+                inputs, target = self._device.given(self._load(micro_batch))
                 values |= {name: inputs[name] for name in self._stage.inputs}
             seed = (self._seed, -1 - self._step.number, micro_batch)  # no step of training has this number
             self._sent[micro_batch], output = self._stage(values, seed)
@@ -178,13 +191,13 @@ class Evaluation:
                     seed_loss(*seed)
                     self.scores.add(output, target, samples)
             if self._keep_outputs and self._stage.is_last:
-                named = named_outputs(output, samples)
+                named = self._device.to_host(named_outputs(output, samples))
                 self.outputs |= {f"{micro_batch}/{name}": tensor for name, tensor in named.items()}
 
     def take_activations(self, micro_batch: int, names: Iterable[str]) -> dict[str, Tensor]:
         """Return the values `names` from the forward of `micro_batch`, to be sent; they are no longer held here."""
         sent = self._sent[micro_batch]
-        return {name: sent.pop(name) for name in names}
+        return self._device.to_host({name: sent.pop(name) for name in names})
 
 
 @contextlib.contextmanager

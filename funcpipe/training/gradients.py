@@ -27,24 +27,20 @@ Parameters a and b have 4 elements each, and there is no head. These are the tas
     norm.s0.r0             the sum of all squares, after hooks of parameters, for the other stages
     update.s0.r0           a.grad and b.grad become views of the sums, times the factor that follows from the norm; the
                            optimiser takes its step
-
-Parameters that several stages hold are tied: partial sums travel from the last holder to the first, and each adds its
-own gradient to those of the later holders. The first holder's stage then sums over replicas and sends the result to all
-other holders. The copies start equal and get the same updates, so they stay equal.
 """
 
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
 from funcpipe.comm.buffer_pool import block
-from funcpipe.core import TieRoute, Wire
+from funcpipe.core import Wire
 from funcpipe.errors import PlanError
-from funcpipe.model.split import StageModule
+from funcpipe.training.device import HOST, Device
 from funcpipe.training.norms import as_real, sum_of_squares
 
 _NO_GRADIENT = -0.0
@@ -79,17 +75,21 @@ class Layout:
 
 
 class FlatVector:
-    """The flat vector of one replica, to be summed over the replicas in place."""
+    """The flat vector of one replica, to be summed over the replicas in place.
 
-    def __init__(self, layout: Layout, extra_dtypes: Sequence[torch.dtype]) -> None:
+    The sums are made on the host. A stage on a device has a vector there too, which is copied before and after.
+    """
+
+    def __init__(self, layout: Layout, extra_dtypes: Sequence[torch.dtype], device: Device = HOST) -> None:
         self.layout = layout
         self._extra_dtypes = extra_dtypes
-        self._flat = block(layout.elements * layout.dtype.itemsize).view(layout.dtype)
+        self._summed = block(layout.elements * layout.dtype.itemsize).view(layout.dtype)
+        self._flat = self._summed if device.is_host else device.empty(layout.elements, layout.dtype)
 
     @property
     def vector(self) -> Tensor:
-        """The vector itself; shape: [`layout.elements`]."""
-        return self._flat
+        """The vector that is summed; shape: [`layout.elements`]."""
+        return self._summed
 
     def fill_head(self, extras: Sequence[Tensor]) -> None:
         """Copy the extra tensors into the head."""
@@ -124,9 +124,17 @@ class FlatGradient(FlatVector):
     element.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], extras: Sequence[Tensor], wire: Wire = Wire.FP32) -> None:
-        """`extras` have the shapes and dtypes of the tensors that `complete` will be given; sums are made in `wire`."""
-        super().__init__(Layout(parameters, extras), [extra.dtype for extra in extras])
+    def __init__(
+        self,
+        parameters: Sequence[nn.Parameter],
+        extras: Sequence[Tensor],
+        wire: Wire = Wire.FP32,
+        device: Device = HOST,
+    ) -> None:
+        """`extras` have the shapes and dtypes of the tensors that `complete` will be given; sums are made in `wire`.
+        The parameters are on `device`.
+        """
+        super().__init__(Layout(parameters, extras), [extra.dtype for extra in extras], device)
         self._underflow = wire.underflow if self.layout.dtype is torch.float32 else 0.0
         self._number = {id(parameter): i for i, parameter in enumerate(self.layout.parameters)}
         self._views = [self._view(number) for number in range(len(self.layout.parameters))]
@@ -141,6 +149,7 @@ class FlatGradient(FlatVector):
             self._backward.join()  # of a step that was given up
             self._backward = None
         self._flat.fill_(_NO_GRADIENT)
+        self._not_sent, self._sums_are_here = self.layout.elements, False
         self._has_gradient = [False] * len(self._views)
         self._final = [False] * len(self._views)
         for parameter, view in zip(self.layout.parameters, self._views, strict=True):
@@ -163,6 +172,7 @@ class FlatGradient(FlatVector):
         awaited = tuple(self.layout.parameters_in(start, stop))
         if self._backward.wait_for(lambda: all(self._final[i] for i in awaited)):
             self._make_all_final()
+        self._send(start)
 
     def finish_last_backward(self) -> bool:
         """Return once the last backward has ended; False if none was started in this step. Raises its error."""
@@ -175,18 +185,44 @@ class FlatGradient(FlatVector):
         """Fill in what is missing from the vector: gradients that are not final yet, and the head."""
         self._make_all_final()
         self.fill_head(extras)
+        self._send(0)
+
+    def _send(self, start: int) -> None:
+        """Copy what is final from element `start` on to the vector that is summed, unless it was copied before."""
+        if self._flat is not self._summed:
+            self._summed[start : self._not_sent].copy_(self._flat[start : self._not_sent])
+        self._not_sent = min(start, self._not_sent)
+
+    def _fetch(self) -> None:
+        """Copy the sums to the device, once in a step."""
+        if self._flat is not self._summed and not self._sums_are_here:
+            self._flat.copy_(self._summed)
+        self._sums_are_here = True
 
     def sum_of_squares(self) -> float:
         """Return the sum of the squares of all gradients in the vector, which the replicas have summed."""
-        return sum_of_squares([self._flat[self.layout.head :]])
+        return sum_of_squares([self._summed[self.layout.head :]])
 
     def summed(self, parameter: nn.Parameter) -> Tensor | None:
         """Return the gradient of `parameter` in the summed vector, a view of it; None if no replica has any."""
-        values = self._values(self._number[id(parameter)])
+        self._fetch()
+        number = self._number[id(parameter)]
+        absent = is_absent(self._summed[self.layout.slice_of(number)])
+        return None if absent else in_form_of(parameter, self._values(number))
+
+    def message(self, parameter: nn.Parameter) -> Tensor | None:
+        """Return the same on the host."""
+        values = self._summed[self.layout.slice_of(self._number[id(parameter)])]
         return None if is_absent(values) else in_form_of(parameter, values)
+
+    @property
+    def summed_weight(self) -> float:
+        """The last number of the head, which the replicas have summed."""
+        return float(self._summed[self.layout.head - 1].to(self._extra_dtypes[-1]))
 
     def unpack_gradients(self) -> tuple[Tensor, ...]:
         """Give every parameter its summed gradient; returns the summed extras."""
+        self._fetch()
         for parameter in self.layout.parameters:
             parameter.grad = self.summed(parameter)
         return self.summed_extras()
@@ -297,69 +333,3 @@ class BackwardThread:
         finally:
             with self.updating():
                 self._ended = True
-
-
-class TiedParameters:
-    """The tied parameters of one stage, by the common name that all their holders use."""
-
-    def __init__(self, stage: StageModule, routes: Sequence[TieRoute], number: int) -> None:
-        """`number` is that of the stage in `routes`."""
-        named = dict(stage.named_parameters(remove_duplicate=False))
-        self._parameters = {common: named[name] for name, common in stage.shared.items()}
-        self._shared = {name for route in routes if number in route.stages for name in route.parameters}
-        self._borrowed = {name for route in routes if number in route.stages[1:] for name in route.parameters}
-        self._received: list[Mapping[str, Tensor]] = []
-        self._sums: dict[str, Tensor] = {}
-        self._late: dict[str, Tensor] = {}
-
-    @property
-    def parameters(self) -> tuple[nn.Parameter, ...]:
-        """The parameters that other stages hold too."""
-        return tuple(self._parameters[name] for name in self._shared)
-
-    def is_borrowed(self, parameter: nn.Parameter) -> bool:
-        """Return True if an earlier stage holds `parameter` too, and so sums its gradient over the replicas."""
-        return any(self._parameters[name] is parameter for name in self._borrowed)
-
-    def receive(self, gradients: Mapping[str, Tensor]) -> None:
-        """Keep a later holder's partial sums until `add_received`."""
-        self._received.append(gradients)
-
-    def add_received(self) -> None:
-        """Add the received partial sums to this stage's own gradients."""
-        for gradients in self._received:
-            for name, gradient in gradients.items():
-                parameter = self._parameters[name]
-                parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
-        self._received = []
-
-    def gradients(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Return the partial sums so far; a parameter that the loss does not depend on is left out."""
-        found = {name: self._parameters[name].grad for name in names}
-        return {name: gradient for name, gradient in found.items() if gradient is not None}
-
-    def replace(self, gradients: Mapping[str, Tensor]) -> None:
-        """Set this stage's gradients to what it has sent to others before."""
-        for name, gradient in gradients.items():
-            self._parameters[name].grad = gradient
-
-    def parameter(self, name: str) -> nn.Parameter:
-        """Return the parameter with the common name `name`."""
-        return self._parameters[name]
-
-    def receive_sums(self, gradients: Mapping[str, Tensor], *, late: bool = False) -> None:
-        """Keep the gradients of the whole global batch until `finish_step`, or what comes `late` until it is taken."""
-        (self._late if late else self._sums).update(gradients)
-
-    def finish_step(self) -> None:
-        """Give the borrowed parameters the gradients of the whole global batch."""
-        sums = self.take_sums()
-        for name in self._borrowed:
-            self._parameters[name].grad = sums.get(name)
-
-    def take_sums(self, *, late: bool = False) -> dict[str, Tensor]:
-        """Return what `receive_sums` has kept, which is kept no longer."""
-        taken = self._late if late else self._sums
-        sums = dict(taken)
-        taken.clear()
-        return sums

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from funcpipe.core import OnNan
 from funcpipe.errors import NotFinite
+from funcpipe.training.device import numbers
 
 GROWTH_STEPS = 2000
 """Steps without an overflow after which the loss scale doubles, as in torch.amp.GradScaler."""
@@ -132,8 +133,8 @@ class GradientNorm:
 def sum_of_squares(tensors: Iterable[Tensor | None]) -> float:
     """Return the sum of the squares of all elements, computed in double precision; None stands for no gradient."""
     present = [as_real(tensor) for tensor in tensors if tensor is not None]
-    norms = [float(torch.linalg.vector_norm(tensor, dtype=torch.float64)) for tensor in present]
-    return _sum(norm * norm for norm in norms)
+    norms = [torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in present]
+    return _sum(norm * norm for norm in numbers(norms))
 
 
 def as_real(tensor: Tensor) -> Tensor:
@@ -204,12 +205,12 @@ class Finiteness:
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Return True if all elements are. Their sum decides it almost always, and needs no memory."""
-    if not (tensor.is_floating_point() or tensor.is_complex()):
-        return True
-    real = as_real(tensor.detach())
-    return math.isfinite(real.sum().item()) or bool(torch.isfinite(real).all())
+    """Return True if all elements are."""
+    return not _not_finite({"": tensor})
 
 
 def _not_finite(tensors: Mapping[str, Tensor]) -> list[str]:
-    return [name for name, tensor in tensors.items() if not is_finite(tensor)]
+    """Return the names of those that are not. Their sums decide it almost always, and need no memory."""
+    real = {n: as_real(t.detach()) for n, t in tensors.items() if t.is_floating_point() or t.is_complex()}
+    sums = dict(zip(real, numbers([tensor.sum() for tensor in real.values()]), strict=True))
+    return [n for n, tensor in real.items() if not (math.isfinite(sums[n]) or bool(torch.isfinite(tensor).all()))]

@@ -28,6 +28,7 @@ from funcpipe.model.split import StageModule
 from funcpipe.model.tensors import flatten
 from funcpipe.training.batches import Step
 from funcpipe.training.carried import CarriedValues
+from funcpipe.training.device import HOST, Device
 from funcpipe.training.losses import seed_loss
 from funcpipe.training.norms import Finiteness
 from funcpipe.training.output_cache import OutputCache
@@ -44,7 +45,7 @@ class _MicroBatch:
     `batch` is what was loaded, if the forward runs again in the backward. `activations` are the values for later
     stages until they are sent; `roots` is where the gradients of those values enter the backward; `gradients` holds
     them by the stage that returned them; `input_gradients` are those of `received` until they are sent. `outputs` is
-    where the gradients of the leaves of the model's output enter, if these are cached.
+    where the gradients of the leaves of the model's output enter, if these are cached. `value` is that of the loss.
     """
 
     received: dict[str, Tensor] = field(default_factory=dict)
@@ -53,6 +54,7 @@ class _MicroBatch:
     roots: dict[str, GradientEdge] = field(default_factory=dict)
     outputs: tuple[GradientEdge | None, ...] = ()
     loss: Tensor | None = None
+    value: float = 0.0
     weight: float = 0.0
     gradients: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
     input_gradients: dict[str, Tensor] = field(default_factory=dict)
@@ -80,11 +82,13 @@ class Passes:
         statistics: Sequence[Statistic],
         cache: OutputCache | None = None,
         alone: bool = False,
+        device: Device = HOST,
     ) -> None:
         """`statistics` are those that each forward just leaves in their buffers for the next one. With a `cache`, the
-        loss is that of the whole global batch.
+        loss is that of the whole global batch. The stage is on `device`, what is received and taken on the host.
         """
         self._stage = stage
+        self._device = device
         self._loss = recipe.cast_loss
         self._is_weighted = recipe.is_weighted
         self._skips = recipe.on_nan is OnNan.SKIP
@@ -123,7 +127,7 @@ class Passes:
 
     def receive_activation(self, micro_batch: int, tensors: Mapping[str, Tensor]) -> None:
         """Keep values from an earlier stage for the forward of `micro_batch`."""
-        self._held[micro_batch].received.update(tensors)
+        self._held[micro_batch].received.update(self._device.to_device(tensors))
 
     def forward(self, micro_batch: int) -> None:
         """Compute the values that later stages need and, in the last stage, the loss."""
@@ -134,10 +138,11 @@ class Passes:
         with torch.set_grad_enabled(not self._recompute):
             self._run(held, micro_batch)
         if held.loss is not None:
+            held.value = held.loss.item()
             self.samples += len(self._step.micro_batches[micro_batch])
             self.weight += held.weight
-            self.loss_sum += held.loss.item() * self._averaged_over
-            self._finiteness.check_loss(held.loss.item(), self._step.number, micro_batch)
+            self.loss_sum += held.value * self._averaged_over
+            self._finiteness.check_loss(held.value, self._step.number, micro_batch)
 
     def joint_loss(self, *, loss_factor: float) -> None:
         """Compute the loss of the whole global batch, multiplied by `loss_factor`, where the backwards begin."""
@@ -155,11 +160,11 @@ class Passes:
     def take_activations(self, micro_batch: int, names: Iterable[str]) -> dict[str, Tensor]:
         """Return the values `names` from the forward of `micro_batch`, to be sent; they are no longer held here."""
         activations = self._held[micro_batch].activations
-        return {name: activations.pop(name) for name in names}
+        return self._device.to_host({name: activations.pop(name) for name in names})
 
     def receive_gradient(self, micro_batch: int, stage: int, tensors: Mapping[str, Tensor]) -> None:
         """Keep the gradients that a later stage returns for the values that it was sent."""
-        self._held[micro_batch].gradients[stage] = tensors
+        self._held[micro_batch].gradients[stage] = self._device.to_device(tensors)
 
     def backward(self, micro_batch: int, *, loss_factor: float) -> None:
         """Add this micro-batch's part to the gradients of the parameters, the loss multiplied by `loss_factor`.
@@ -174,7 +179,7 @@ class Passes:
         seeds = [(root, gradients[name]) for name, root in held.roots.items() if name in gradients]
         seeds += self._seeds_of_outputs(held, micro_batch)
         if held.loss is not None and held.loss.requires_grad:
-            factor = math.nan if self._is_skipped(held.loss.item()) else loss_factor
+            factor = math.nan if self._is_skipped(held.value) else loss_factor
             seeds.append((get_gradient_edge(held.loss), torch.full_like(held.loss, factor)))
         if seeds:
             with SHARED_GENERATORS.computing() if self._draws_backwards else contextlib.nullcontext():
@@ -185,7 +190,7 @@ class Passes:
     def take_gradients(self, micro_batch: int, names: Iterable[str]) -> dict[str, Tensor]:
         """The gradients of received values, to be sent back; a value that the loss does not depend on is left out."""
         found = self._held[micro_batch].input_gradients
-        return {name: found.pop(name) for name in names if name in found}
+        return self._device.to_host({name: found.pop(name) for name in names if name in found})
 
     def _seeds_of_outputs(self, held: _MicroBatch, micro_batch: int) -> Iterator[tuple[GradientEdge, Tensor]]:
         """Yield where the joint loss enters the backward, and its gradients there."""
@@ -199,7 +204,7 @@ class Passes:
         target: Any = None
         indices = self._step.micro_batches[micro_batch]
         if self._stage.inputs or self._stage.is_last:
-            inputs, target = batch = held.batch or self._take(micro_batch)
+            inputs, target = batch = held.batch or self._device.given(self._take(micro_batch))
             held.batch = batch if self._recompute else None
             values |= {name: inputs[name] for name in self._stage.inputs}
         sent, output = self._stage(values, (self._seed, self._step.number, micro_batch))

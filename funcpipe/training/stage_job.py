@@ -26,6 +26,7 @@ from funcpipe.training.batches import Batches, ShardedSamples
 from funcpipe.training.computation import Computation
 from funcpipe.training.data import LoadedBatch
 from funcpipe.training.data_source import DataSource, StoredData, of_evaluation
+from funcpipe.training.device import HOST, Device
 from funcpipe.training.evaluation import StageEvaluation
 from funcpipe.training.loading import Loader, Order, batch_selector
 from funcpipe.training.local_steps import Meetings
@@ -116,8 +117,14 @@ class StageJob:
         every = None if self.evaluation is None else self.evaluation.every
         return Meetings(plan=spec.plan, steps=steps, validate_every=every)
 
-    def computation(self, stage: StageModule, spec: WorkerSpec) -> Computation:
-        """Return the computation of the worker of `spec` with its module `stage`."""
+    def move(self, stage: StageModule, device: Device) -> None:
+        """Move to `device` all that the worker with the module `stage` computes with."""
+        device.move(stage, loss=self.recipe.loss)
+        if self.evaluation is not None:
+            device.move(self.evaluation.stage, loss=self.evaluation.loss)
+
+    def computation(self, stage: StageModule, spec: WorkerSpec, device: Device = HOST) -> Computation:
+        """Return the computation of the worker of `spec` with its module `stage`, which is on `device`."""
         plan, recipe = spec.plan, self.recipe
         if not spec.epochs:  # nothing is summed or updated where nothing is trained
             plan, recipe = replace(plan, replicas=1, shard_optimizer=False), replace(recipe, teachers=())
@@ -138,6 +145,7 @@ class StageJob:
             hooks=self.hooks,
             layout=self.layout,
             meetings=self.meetings(spec),
+            device=device,
         )
 
     def loader(

@@ -20,6 +20,7 @@ from funcpipe.model.split import StageModule
 from funcpipe.model.split.module_state import Attributes, decode_attributes, read_attributes, write_attributes
 from funcpipe.model.split.stage import of_loss, of_model
 from funcpipe.model.tensors import named_tensors
+from funcpipe.training.device import Device
 from funcpipe.training.norms import GradientNorm, LossScale
 from funcpipe.training.optimizers import (
     OPTIMIZER,
@@ -152,6 +153,19 @@ def restore_state(
             restore_optimizer(state.settings["optimizer"], optimizer, name_of, state.tensors)
         if norm.loss_scale is not None and state.settings["loss_scale"] is not None:
             norm.loss_scale = LossScale(*state.settings["loss_scale"])
+
+
+def on_host(state: StageState, device: Device) -> StageState:
+    """Return `state`, of a stage on `device`, in the memory of the host."""
+    return replace(state, tensors=device.to_host(state.tensors))
+
+
+def on_device(state: StageState, device: Device) -> StageState:
+    """Return `state`, which is the host's, with what an optimiser keeps on `device`; torch has numbers, such as the
+    count of its steps, on the host.
+    """
+    kept = {name: tensor for name, tensor in state.tensors.items() if name.startswith(OPTIMIZER) and tensor.dim()}
+    return replace(state, tensors={**state.tensors, **device.to_device(kept)})
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from funcpipe.model.graph.isolation import in_turn, preserve_gradients, preserve
 from funcpipe.model.graph.program import WHOLE, attribute
 from funcpipe.model.split import StageModule
 from funcpipe.model.tensors import flatten
+from funcpipe.training.device import HOST, Device
 
 _log = logging.getLogger(__name__)
 
@@ -23,8 +24,8 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_
 _PLAIN = ("torch", "_operator", "operator", "math", "builtins", "funcpipe")
 
 
-def warm_up(stage: StageModule, signature: Signature, *, seed: int) -> bool:
-    """Run `stage` forward and backward once; `signature`, the model's, knows the shapes of its inputs.
+def warm_up(stage: StageModule, signature: Signature, *, seed: int, device: Device = HOST) -> bool:
+    """Run `stage`, on `device`, forward and backward once; `signature`, the model's, knows the shapes of its inputs.
 
     Parameters, gradients, buffers and generators are as before. Code of the user's may do more than compute, so it is
     not run: returns False for a stage that has any, and for one that cannot be run on zeros.
@@ -38,7 +39,7 @@ def warm_up(stage: StageModule, signature: Signature, *, seed: int) -> bool:
         values[name] = torch.zeros(value.shape, dtype=value.dtype, requires_grad=name in stage.differentiable)
     with in_turn(), preserve_state(stage), preserve_gradients(stage), torch.enable_grad():
         try:
-            sent, output = stage(values, (seed, 0, 0))
+            sent, output = stage(device.to_device(values), (seed, 0, 0))
             ends = [end for end in (*sent.values(), *flatten(output)[0]) if isinstance(end, Tensor)]
             roots = [end for end in ends if end.requires_grad]
             torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])

@@ -191,7 +191,8 @@ class Attempt:
             error=None if cause is None else describe(cause),
             traceback=None if cause is None else user_traceback(cause),
             retryable=isinstance(cause, StorageError | CorruptMessage),
-            out_of_memory=isinstance(cause, MemoryError) or any(text in str(cause) for text in _NO_MEMORY),
+            out_of_memory=isinstance(cause, MemoryError | torch.OutOfMemoryError)
+            or any(text in str(cause) for text in _NO_MEMORY),
         )
         still = RequestCounts(puts=1)  # this report, and what comes after it
         if report.is_final:

@@ -17,6 +17,7 @@ from funcpipe.runstate.lease import FencedStorage, Lease
 from funcpipe.runstate.renewal import Renewal
 from funcpipe.scheduler.execute import lane_threads
 from funcpipe.training.computation import Computation
+from funcpipe.training.device import HOST, accelerator
 from funcpipe.training.loading import Loader
 from funcpipe.training.stage_job import StageJob, load_bundle
 from funcpipe.training.warm_up import warm_up
@@ -58,6 +59,8 @@ def load_worker(
     """
     invoked, began_s = invoked or Invoked(), time.monotonic()
     stage, job = load_bundle(spec, storage, invoked, base=uploaded(spec).base)
+    device = accelerator() if spec.accelerated else HOST
+    job.move(stage, device)
     loaded_s = time.monotonic() - began_s
     _log.info("loaded the code and tensors of stage %d in %.2f s", spec.stage, loaded_s)
     keys = Keys.of(spec)
@@ -69,7 +72,7 @@ def load_worker(
     interval = CheckpointInterval(spec.faults, replicas=spec.plan.replicas)
     interval.checkpoint_s = loaded_s
     loader = job.loader(stage, spec, storage, _data_of(spec), invoked.meter)
-    runner = _runner(spec, job, job.computation(stage, spec), loader, fenced, clock)
+    runner = _runner(spec, job, job.computation(stage, spec, device), loader, fenced, clock)
     validator = None
     if job.evaluation is not None:
         validator = Validator(
@@ -99,7 +102,7 @@ def load_worker(
         peers=PeerRecovery(spec, fenced, keys, open_platform),
         renewal=Renewal(fenced, spec.run, keys=keys, renewed=progress.record_renewal),
         validator=validator,
-        warm_up=partial(warm_up, stage, job.signature, seed=spec.seed),
+        warm_up=partial(warm_up, stage, job.signature, seed=spec.seed, device=device),
     )
 
 

@@ -61,13 +61,14 @@ class _BatchRunner:
         self._routes = evaluation.routes
         self._names = {(r.producer, part): r.tensors for part, r in evaluation.routes.numbered_activations()}
         self._made: dict[int, tuple[Graph, CountsByKind, CountsByKind]] = {}
-        self.scores = Scores(evaluation.loss, evaluation.metrics)
+        self.scores = Scores(evaluation.loss, evaluation.metrics, steps.computation.device)
         is_last = spec.stage == len(spec.plan.stages) - 1
         self._evaluation = Evaluation(
             evaluation.stage,
             scores=self.scores if is_last else None,
             seed=spec.seed,
             keep_outputs=evaluation.keep_outputs,
+            device=steps.computation.device,
         )
 
     def adopt(self, prefix: str) -> None:

@@ -26,12 +26,13 @@ def train(
     rounded: torch.dtype | None = None,
     int8: Int8Sums | None = None,
     group: int | None = None,
+    device: str = "cpu",
 ) -> list[float]:
     """Train in place; `steps` holds the sample numbers of each micro-batch of each step. The loss of each step.
 
     Micro-batch m adds to the gradient of replica m mod `replicas`; these are added in the end. With `rounded`, what
     each contributes is rounded to that dtype before, and so is their sum. `int8` sums in 8 bits instead. With `group`,
-    so many replicas are added first, and their sum is what contributes.
+    so many replicas are added first, and their sum is what contributes. The model is on `device`.
     """
     model.train()
     chosen = optimizer(model.parameters())
@@ -44,8 +45,8 @@ def train(
         gradients: list[list[Tensor | None]] = [[None] * len(parameters) for _ in range(replicas)]
         for m, indices in enumerate(micro_batches):
             items = [dataset[i] for i in indices]
-            *inputs, target = (torch.stack([item[k] for item in items]) for k in range(len(items[0])))
-            with drawing_seeded(model, (seed, number, m)):
+            *inputs, target = (torch.stack([item[k] for item in items]).to(device) for k in range(len(items[0])))
+            with drawing_seeded(model, (seed, number, m), device):
                 loss = loss_fn(model(*inputs), target)
             torch.autograd.backward(loss * len(indices) / samples)
             total += loss.item() * len(indices) / samples
@@ -100,15 +101,20 @@ def summed(
 
 
 @contextmanager
-def drawing_seeded(model: nn.Module, seed: tuple[int, int, int]) -> Iterator[None]:
+def drawing_seeded(model: nn.Module, seed: tuple[int, int, int], device: str = "cpu") -> Iterator[None]:
     """Seed torch before every innermost module, by its name.
 
     `torch.manual_seed` would format the stack for the GPU that there is not, which takes sixty times as long.
     """
+
+    def seed_for(name: str) -> None:
+        if device == "cpu":
+            torch.default_generator.manual_seed(layer_seed(*seed, name))
+        else:
+            torch.get_device_module(device).manual_seed_all(layer_seed(*seed, name))
+
     handles = [
-        module.register_forward_pre_hook(
-            lambda _m, _a, name=name: torch.default_generator.manual_seed(layer_seed(*seed, name)) and None
-        )
+        module.register_forward_pre_hook(lambda _m, _a, name=name: seed_for(name))
         for name, module in model.named_modules()
         if not any(module.children())
     ]

@@ -43,6 +43,10 @@ def exits(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     sys.exit(3)
 
 
+def exhausts(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+
+
 class Uploaded:
     """A run of one worker, which each test begins anew."""
 
@@ -50,7 +54,8 @@ class Uploaded:
         self._storage = MemoryStorage()
         torch.manual_seed(0)
         self._specs: dict[str, WorkerSpec] = {}
-        losses = (("trains", nn.functional.cross_entropy), ("fails", fails), ("exits", exits), ("page", prints_a_page))
+        own = (("fails", fails), ("exits", exits), ("page", prints_a_page), ("exhausts", exhausts))
+        losses = (("trains", nn.functional.cross_entropy), *own)
         for name, loss in losses:
             plan = small.plan(stages=1, replicas=1)
             job = make_job(small.model(), plan, small.data, loss=loss, optimizer=small.optimizer)
@@ -174,6 +179,16 @@ def test_ten_megabytes_in_an_exception_enter_neither_the_report_nor_the_order_to
         assert "<html>xxx" in text
         assert text.endswith("xxx</html>")
     assert "in prints_a_page" in str(found.traceback)
+
+
+def test_a_device_without_memory_ends_as_a_function_without_it(
+    uploaded: Uploaded, caplog: pytest.LogCaptureFixture
+) -> None:
+    storage = uploaded.fill(MemoryStorage())
+    assert not run(uploaded.spec("exhausts"), storage, caplog)
+    found = report(storage)
+    assert (found.outcome, found.out_of_memory, found.is_final) == (Outcome.FAILED, True, False)
+    assert "CUDA out of memory" in str(found.error)
 
 
 def test_sys_exit_in_the_user_s_code_is_a_failure_that_is_called_that(

@@ -308,15 +308,16 @@ class Supervisor:
 
     def _grow(self, spec: WorkerSpec, failure: str) -> None:
         """Give the stage of `spec` a larger size from now on; raises WorkerFailed."""
-        stage = spec.plan.stages[spec.stage]
-        if not any(size.memory_mb > stage.memory_mb for size in self._prices.sizes):
+        stage, functions = spec.plan.stages[spec.stage], self._group.platform.spec
+        sizes = [size for size in self._prices.sizes if functions.accelerates(size.name) is spec.accelerated]
+        if not any(size.memory_mb > stage.memory_mb for size in sizes):
             raise WorkerFailed(f"{failure}; there is no larger function, {LESS_MEMORY}")
         if spec.faults.on_oom is OnOutOfMemory.FAIL:
             raise WorkerFailed(f"{failure}; --set training.on-oom=grow continues with a larger function, {LESS_MEMORY}")
         replicas = [other for other in self._workers.values() if other.spec.stage == spec.stage]
         self._heartbeats.read(replicas)
         peak_bytes = max(other.peak_bytes for other in replicas)
-        plan = grown(spec.plan, spec.stage, peak_bytes, self._prices.sizes, self._group.platform.check, failure=failure)
+        plan = grown(spec.plan, spec.stage, peak_bytes, sizes, self._group.platform.check, failure=failure)
         usd_s = prices_of(plan, self._prices).function_usd_s
         larger = plan.stages[spec.stage].size
         _log.warning("run %s: stage %d grows from %s to %s", self._keys.run, spec.stage, stage.size, larger)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from funcpipe.client.prepare.accelerated import check_accelerated
 from funcpipe.client.prepare.earlier_run import (
     EarlierRun,
     as_begun,
@@ -237,6 +238,7 @@ def prepare(
     account = RunAccount() if record is None else earlier_account(job, session.storage, record, before)
     if before.platform is None:
         job.check_on(platform, done)
+        check_accelerated(job, stages, platform.spec)
     if before.platform is None or before.resumed is None:
         faults = within(platform.spec, faults, reading_s=base_s(job.plan, job.prices))
     done = done if before.resumed or not record else 0

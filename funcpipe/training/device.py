@@ -1,0 +1,147 @@
+"""Where a stage computes: on the function's processor, or on its accelerator, which has a memory of its own.
+
+Messages, the sums of replicas and checkpoints are always in the memory of the host. What a stage computes with is in
+that of the device: its tensors, what it is given, and the state of its optimiser. A step copies between the two
+
+    load, get-activation, get-gradient     inputs, activations and gradients of a micro-batch, to the device
+    put-activation, put-gradient           activations and gradients of a micro-batch, to the host
+    forward                                the loss of a micro-batch, one number, to the host
+    bucket, flatten                        what replicas sum, to the host: each element once
+    norm, update                           these sums, to the device: each element once
+
+and numbers that decide how to go on, such as norms, are read together, not one by one (`numbers`). On the processor
+nothing is copied.
+"""
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from funcpipe.errors import PlatformRefused
+from funcpipe.model.graph.program import Call, map_leaves
+from funcpipe.model.graph.reachable import reached_values
+from funcpipe.model.split import StageModule
+from funcpipe.model.tensors import tree_map
+
+_T = TypeVar("_T")
+
+
+class Device:
+    """A device on which a stage computes, and the copies between it and the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    @property
+    def is_host(self) -> bool:
+        """True for the processor: nothing is copied."""
+        return self._device.type == "cpu"
+
+    def to_host(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return `tensors` in the memory of the host, laid out as they were."""
+        return {name: tensor.cpu() for name, tensor in tensors.items()}
+
+    def to_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return `tensors`, which are the host's, in the memory of the device."""
+        return {name: tensor.to(self._device) for name, tensor in tensors.items()}
+
+    def given(self, value: _T) -> _T:
+        """Return `value` with all tensors inside in the memory of the device."""
+        return self._with_tensors(value, lambda tensor: tensor.to(self._device))
+
+    def read(self, value: _T) -> _T:
+        """Return `value` with all tensors inside in the memory of the host."""
+        return self._with_tensors(value, Tensor.cpu)
+
+    def _with_tensors(self, value: _T, change: Callable[[Tensor], Tensor]) -> _T:
+        if self.is_host:
+            return value
+        changed: _T = tree_map(value, lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf)
+        return changed
+
+    def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
+        """Return a vector on the device."""
+        return torch.empty(elements, dtype=dtype, device=self._device)
+
+    def move(self, *stages: StageModule, loss: Callable[..., Any] | None = None) -> None:
+        """Have `stages` and what `loss` reaches on the device. All tensors stay the objects that they are."""
+        if self.is_host:
+            return
+        for tensor in {id(tensor): tensor for tensor in _held(stages, loss)}.values():
+            if tensor.device != self._device:
+                moved = tensor.detach().to(self._device)
+                if isinstance(tensor, nn.Parameter):
+                    moved = nn.Parameter(moved, tensor.requires_grad)
+                torch.utils.swap_tensors(tensor, moved)  # type: ignore[no-untyped-call]
+        for stage in stages:
+            layers = (replace(layer, calls=tuple(map(self._placed, layer.calls))) for layer in stage.program.layers)
+            stage.program = replace(stage.program, layers=tuple(layers))
+            stage.settle()
+
+    def _placed(self, call: Call) -> Call:
+        """Return `call` with this device where tracing has found that of its tensors, which were the host's."""
+
+        def placed(leaf: Any) -> Any:
+            return self._device if isinstance(leaf, torch.device) and leaf.type == "cpu" else leaf
+
+        kwargs = {
+            key: self._device if (key, value) == ("device", "cpu") else value for key, value in call.kwargs.items()
+        }
+        return replace(call, args=map_leaves(call.args, placed), kwargs=map_leaves(kwargs, placed))
+
+
+HOST = Device(torch.device("cpu"))
+"""The function's processor."""
+
+
+def accelerator() -> Device:
+    """Return the accelerator of this function, set to compute deterministically.
+
+    Raises PlatformRefused if torch finds none.
+    """
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None:
+        raise PlatformRefused(
+            "the stage was planned for a function with a GPU, but torch finds none here: the function needs a GPU, its "
+            f"driver, and a build of torch for it (this one is {torch.__version__})"
+        )
+    compute_deterministically()
+    return Device(torch.device(device.type, torch.accelerator.current_device_index()))
+
+
+def compute_deterministically() -> None:
+    """Have this process compute the same bits whenever it computes the same on the same model of GPU.
+
+    It is to be called before the process uses a GPU. An operator that has no such kernel fails. TF32, which rounds the
+    inputs of products to 11 bits, is off.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    vars(torch.utils)["deterministic"].fill_uninitialized_memory = False  # it would cost time to find mistakes
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = False
+    torch.backends.cuda.matmul.allow_tf32 = False
+
+
+def numbers(tensors: Sequence[Tensor]) -> list[float]:
+    """Return the values of tensors with one element each; those of a device are read at once."""
+    if not tensors or tensors[0].device.type == "cpu":
+        return [tensor.item() for tensor in tensors]
+    found: list[float] = torch.stack([tensor.detach().reshape(()).double() for tensor in tensors]).tolist()
+    return found
+
+
+def _held(stages: Sequence[StageModule], loss: Callable[..., Any] | None) -> Iterator[Tensor]:
+    """Yield the tensors of `stages`, and those that `loss` reaches."""
+    modules: list[nn.Module] = list(stages)
+    if loss is not None:
+        found = [value for _, value in reached_values(loss)]
+        yield from (value for value in found if isinstance(value, Tensor))
+        modules += [value for value in found if isinstance(value, nn.Module)]
+    for module in modules:
+        yield from module.parameters()
+        yield from module.buffers()
