@@ -18,7 +18,7 @@ class MemoryStorage:
 
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
-        self._puts: Counter[str] = Counter()
+        self._put_counts: Counter[str] = Counter()
         self._lock = threading.Condition()
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
@@ -29,7 +29,7 @@ class MemoryStorage:
             if if_absent and key in self._objects:
                 raise KeyExists(key)
             self._objects[key] = body
-            self._puts[key] += 1
+            self._put_counts[key] += 1
             self._lock.notify_all()
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
@@ -58,7 +58,7 @@ class MemoryStorage:
 
     def etags(self, prefix: str) -> Mapping[str, str]:
         """Return the keys that begin with `prefix`, and how often something was put there."""
-        return {key: str(self._puts[key]) for key in self.list(prefix)}
+        return {key: str(self._put_counts[key]) for key in self.list(prefix)}
 
     def touch(self, key: str) -> None:
         """Nothing, as no object has an age here; raises KeyMissing."""

@@ -165,6 +165,10 @@ class MadeUpShards:
         keys = ["index.json", *map(mds_name, range(self._shards))]
         return tuple(sorted(key for key in keys if key.startswith(prefix)))
 
+    def etags(self, prefix: str) -> dict[str, str]:
+        """The keys that begin with `prefix`; no object ever changes."""
+        return dict.fromkeys(self.list(prefix), "")
+
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
         """Nothing can be written: StorageError."""
         raise StorageError(f"{key} cannot be written: this storage is made up")
