@@ -117,6 +117,53 @@ def test_a_language_model_with_padding_equals_a_script_on_whole_batches(stages: 
     assert difference < EQUAL, tensor
 
 
+class Llama(nn.Module):
+    """A language model that knows by positions where a sequence of a row begins."""
+
+    def __init__(self) -> None:
+        from transformers import LlamaConfig, LlamaForCausalLM
+
+        super().__init__()
+        sizes: dict[str, Any] = {"vocab_size": 40, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2}
+        heads: dict[str, Any] = {"num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 12}
+        self.model = LlamaForCausalLM(LlamaConfig(**sizes, **heads, use_cache=False, initializer_range=0.3))
+
+    def forward(self, ids: Tensor, positions: Tensor) -> Any:
+        return self.model(input_ids=ids, position_ids=positions)
+
+
+def sequences(count: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    return [torch.randint(40, (5 if i % 2 else 7,), generator=generator) for i in range(count)]
+
+
+def packed(count: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Rows of two sequences each."""
+    from transformers import DataCollatorWithFlattening
+
+    collator = DataCollatorWithFlattening()  # type: ignore[no-untyped-call]
+    rows: list[tuple[Tensor, Tensor, Tensor]] = []
+    both = [{"input_ids": ids.tolist()} for ids in sequences(2 * count)]
+    for i in range(0, len(both), 2):
+        row = collator(both[i : i + 2])
+        rows.append((row["input_ids"][0], row["position_ids"][0], row["labels"][0]))
+    return rows
+
+
+def test_sequences_in_one_row_are_trained_on_as_if_they_were_alone() -> None:
+    script = Script(make=lambda: (Llama(), next_tokens), samples=partial(packed, 28), recipe=WEIGHTED)
+    torch.manual_seed(1)
+    model = Llama()
+    ids, positions, labels = map(torch.stack, zip(*packed(4), strict=True))
+    total, tokens = next_tokens(model(ids, positions), labels)
+    alone = [next_tokens(model.model(one[None]), one[None]) for one in sequences(8)]
+    assert tokens == sum(count for _, count in alone) == 8 * 5
+    torch.testing.assert_close(total, torch.stack([own for own, _ in alone]).sum())
+    expected = run_script(script, loss_of=mean_of)[0]
+    difference, tensor = worst_difference(script, run_over_functions(script, stages=2, replicas=2), expected)
+    assert difference < EQUAL, tensor
+
+
 def test_a_loss_that_returns_what_was_not_declared_is_refused() -> None:
     sums, means = EXACT["a sum and its weight"], EXACT["tokens"]
     assert "give reduction='weighted'" in refusal(replace(sums, recipe={}))
