@@ -11,7 +11,7 @@ SKYPILOT := skypilot
 # Processes that may not keep what they compile would compile the package anew, each of them.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: chromium help setup demo demo-text test test-long coverage durations chaos experiments check lint types quick format s3-server s3-server-stop redis-server redis-server-stop cloud-aws cloud-aliyun docs clean
+.PHONY: chromium gpu help setup demo demo-text test test-long coverage durations chaos experiments check lint types quick format s3-server s3-server-stop redis-server redis-server-stop cloud-aws cloud-aliyun docs clean
 
 help:
 	@echo "make demo       train a residual network on handwritten digits over local functions"
@@ -28,6 +28,7 @@ help:
 	@echo "make chromium   install a browser, for the tests that open reports in one"
 	@echo "make cloud-aws REGION=…                   whether it works on your account, for 0.50 dollars at most"
 	@echo "make cloud-aliyun REGION=… REPOSITORY=…   the same on Alibaba Cloud"
+	@echo "make gpu        whether stages on this machine's GPU, or a stand-in, have the bits of plain PyTorch on it"
 	@echo "make docs       the documentation as a site, in out/site; any warning is an error"
 	@echo "make format     put the code in the house format"
 	@echo "make clean      remove everything that was made"
@@ -106,6 +107,9 @@ redis-server-stop: $(READY)
 
 chromium:
 	$(PYTHON) scripts/chromium.py
+
+gpu: $(READY)
+	$(BIN)/python -m experiments.studies.gpu --json $(OUT)/gpu.json
 
 cloud-aws: $(READY)
 	$(BIN)/python -m experiments.studies.cloud_check aws $(if $(REGION),--region $(REGION)) --max-usd 0.50
