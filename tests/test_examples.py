@@ -12,6 +12,7 @@ import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -55,8 +56,10 @@ def shards(tmp_path: Path) -> str:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
-    LlamaForCausalLM(LlamaConfig(vocab_size=256, **sizes)).save_pretrained(tmp_path / "llama", max_shard_size="50KB")
+    sizes: dict[str, Any] = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    LlamaForCausalLM(LlamaConfig(vocab_size=256, num_attention_heads=4, **sizes)).save_pretrained(
+        tmp_path / "llama", max_shard_size="50KB"
+    )
     return str(tmp_path / "llama")
 
 
