@@ -7,10 +7,13 @@ import tempfile
 from pathlib import Path
 from unittest import mock
 
+import pytest
+
 from experiments.studies import gpu
 from tests.support.stand_in import on_stand_in
 
 
+@pytest.mark.long
 @on_stand_in
 def test_it_says_that_it_ran_on_the_stand_in_and_ends_with_1_where_a_bit_differs() -> None:
     with mock.patch.dict(gpu.CUTS, {"transformer": ((2, 1),)}, clear=True), tempfile.TemporaryDirectory() as folder:
