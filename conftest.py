@@ -1,5 +1,6 @@
 import gc
 import logging
+import signal
 from collections.abc import Iterator
 
 import pytest
@@ -27,6 +28,14 @@ def logs_of_tests(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("FUNCPIPE_HISTORY", "")
         patch.setenv("FUNCPIPE_RUN_KEY", RUN_KEY.text)
         yield
+
+
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C interrupt this process, also where its shell started it in the background, which ignores that."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,6 @@ import os
 import re
 import runpy
 import shutil
-import signal
 import subprocess
 import sys
 import warnings
@@ -61,14 +60,6 @@ def shards(tmp_path: Path) -> str:
         tmp_path / "llama", max_shard_size="50KB"
     )
     return str(tmp_path / "llama")
-
-
-@pytest.fixture
-def interruptible() -> Iterator[None]:
-    """Let Ctrl-C interrupt this process, also where its shell started it in the background, which ignores that."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
 
 
 def ran(command: list[str | Path], folder: Path) -> str:

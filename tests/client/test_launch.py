@@ -378,6 +378,7 @@ class BusyPlatform(HeldPlatform):
         return self.started[-1]
 
 
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize(("refused", "message"), [("", "interrupted while training"), ("s0.r1", "code is too large")])
 def test_nobody_waits_for_a_busy_platform_once_a_start_has_ended_otherwise(
     storage: MemoryStorage, refused: str, message: str
