@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
 
 from funcpipe.core import WatchSpec
 from funcpipe.platforms.base import State, Status
@@ -45,7 +46,8 @@ def play(scenario: Callable[[Hosting], Coroutine[None, None, None]]) -> None:
     async def run() -> None:
         await scenario(Hosting())
 
-    asyncio.run(run())
+    with ThreadPoolExecutor(1) as pool:  # where no loop runs, as one does where a test has opened a browser
+        pool.submit(lambda: asyncio.run(run())).result()
 
 
 async def turns() -> None:

@@ -1,6 +1,7 @@
 """Processes that load are tried at home: they get the dataset and send batches back, or it is said what fails."""
 
 import multiprocessing
+import multiprocessing.process
 import os
 import threading
 from collections.abc import Callable
@@ -24,6 +25,7 @@ from funcpipe.training.loading import whole_batch
 from funcpipe.training.recipe import Recipe
 from tests.e2e.plans import even_plan, momentum
 
+Processes = set[multiprocessing.process.BaseProcess]
 SIGNATURE = trace(nn.Linear(3, 2), (torch.zeros(2, 3),)).signature
 HERE = os.getpid()
 IN_CHILD: list[int] = []
@@ -51,7 +53,13 @@ def tried(note: Callable[[int], Any], **options: Any) -> Noted:
     return dataset
 
 
-def test_each_process_loads_as_the_user_says_and_nothing_changes_here(tmp_path: Path) -> None:
+@pytest.fixture
+def others() -> Processes:
+    """The processes that other tests have started and keep."""
+    return {*multiprocessing.active_children()}
+
+
+def test_each_process_loads_as_the_user_says_and_nothing_changes_here(tmp_path: Path, others: Processes) -> None:
     def begin(number: int) -> None:
         info = get_worker_info()
         assert info is not None
@@ -69,7 +77,7 @@ def test_each_process_loads_as_the_user_says_and_nothing_changes_here(tmp_path: 
     assert generator_states() == before
     assert dataset.read == []
     assert IN_CHILD == []
-    assert multiprocessing.active_children() == []
+    assert {*multiprocessing.active_children()} == others
     found = {file.name: file.read_text() for file in tmp_path.iterdir()}
     assert found == {"0": "0 [0] True", "1": "0 [0] True", "6": "1 [1] True", "7": "1 [1] True"}
 
@@ -107,10 +115,12 @@ def ends(index: int) -> int:
     ],
     ids=["of one process", "worker_init_fn", "exit", "no batch", "batch that stays there"],
 )
-def test_what_fails_there_is_said_here(note: Callable[[int], Any], options: dict[str, Any], message: str) -> None:
+def test_what_fails_there_is_said_here(
+    note: Callable[[int], Any], options: dict[str, Any], message: str, others: Processes
+) -> None:
     with pytest.raises(DataError, match=message):
         tried(note, **options)
-    assert multiprocessing.active_children() == []
+    assert {*multiprocessing.active_children()} == others
 
 
 def test_a_job_and_a_validation_are_refused_before_functions_start() -> None:
