@@ -7,10 +7,6 @@ Weights of random numbers are written to files. A client profiles, plans and tra
 imposed (`--memory-mb` each); two functions are killed while they compute, and all hand over once. Then one process that
 holds the model takes the same steps. Printed are the client's peak of memory after each verb, each function's beside
 its plan, the bytes of the last checkpoint beside those of what learns, and which tensors have equal bits.
-
-    python -m experiments.studies.large_runs --draw PICTURE.png NAME=FILE.json ...
-
-draws the client's memory over time. With `--held` the client is given the module itself, for comparison.
 """
 
 import argparse
@@ -92,10 +88,7 @@ def client(given: argparse.Namespace, shape: Shape, weights: Path) -> dict[str, 
     verbs: dict[str, Any] = {}
     began_s = time.monotonic()
     factory, spec = partial(make, shape, given.lora), sized(given.memory_mb)
-    if given.held:
-        pipe = FuncPipe(loaded(factory(), weights), optimizer=optimizer_of(given))
-    else:
-        pipe = FuncPipe(factory, optimizer=optimizer_of(given), weights=weights)
+    pipe = FuncPipe(factory, optimizer=optimizer_of(given), weights=weights)
     measured(verbs, "FuncPipe", began_s)
     batches = samples(given)
     pipe.profile({name: tensor[None] for name, tensor in batches[0].items()}, platform=spec, micro_batch=1, repeats=1)
@@ -222,26 +215,6 @@ def show(found: dict[str, Any]) -> None:
     print([round(loss, 4) for loss in run["losses"]])
 
 
-def draw(picture: Path, named: Sequence[str]) -> None:
-    """Draw the client's memory over time; each file's name comes before it."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
-
-    figure, axes = plt.subplots(figsize=(6, 3))
-    for one in named:
-        name, _, file = one.partition("=")
-        series = json.loads(Path(file).read_text())["series"]
-        axes.plot([s for s, _ in series], [mb / 1024 for _, mb in series], label=name)
-    axes.set_xlabel("seconds")
-    axes.set_ylabel("GB of the client")
-    axes.set_ylim(bottom=0)
-    axes.legend(fontsize=8)
-    figure.tight_layout()
-    figure.savefig(picture, dpi=90)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=SHAPES, default="435m")
@@ -255,15 +228,10 @@ def main() -> None:
     parser.add_argument("--life-s", type=float, default=120.0, help="after which a function hands over")
     parser.add_argument("--checkpoint-steps", type=int, default=2)
     parser.add_argument("--float32", action="store_true")
-    parser.add_argument("--held", action="store_true")
     parser.add_argument("--not-alone", action="store_true", help="do not compare with one process")
     parser.add_argument("--output", type=Path)
-    parser.add_argument("--draw", nargs="+", metavar="PICTURE NAME=FILE")
     parser.add_argument("--part", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
-    if given.draw:
-        draw(Path(given.draw[0]), given.draw[1:])
-        return
     shape = SHAPES[given.model]._replace(dtype="float32" if given.float32 else "bfloat16")
     if given.part:
         part, weights, output = given.part

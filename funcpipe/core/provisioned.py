@@ -1,6 +1,7 @@
 """The price of functions that a platform keeps ready for a run, beside those that it starts on demand."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from funcpipe.core import checks
@@ -43,6 +44,18 @@ class ProvisionedTerms:
     def released_after_s(self, run_s: float) -> float:
         """Return the seconds after the request at which functions are released, whatever becomes of the client."""
         return self.ready_s + (1 + _LONGER) * run_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provisioned:
+    """Functions that are kept ready for a run: what they cost, as a `share` of their price on demand, and how long.
+
+    Of each size there are so many to `spare`, for hand-overs. They are released after `released_after_s` at the latest.
+    """
+
+    share: float
+    spare: Mapping[str, int]
+    released_after_s: float
 
 
 def spare_functions(functions: int, *, run_s: float, life_s: float | None, beside_s: float) -> int:

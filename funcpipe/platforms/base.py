@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 from funcpipe.core import CountsByKind, Invocation, Plan, PlatformSpec, RequestCounts
 from funcpipe.core.logs import RawLine
+from funcpipe.core.provisioned import Provisioned
 from funcpipe.core.start import Readiness, StartPart, StartTimes
 from funcpipe.core.stores import DEFAULT
 from funcpipe.errors import PlatformRefused
@@ -311,13 +312,10 @@ class Deployment(Platform, Protocol):
 class ProvisioningPlatform(Platform, Protocol):
     """A platform that may keep the functions of a run ready, at the price that its specification has for them."""
 
-    def provision(
-        self, plan: Plan, run: str, *, spare: Mapping[str, int], share: float, released_after_s: float
-    ) -> Platform:
-        """Return the same platform, whose functions are ready, and cost `share` of their price on demand.
+    def provision(self, plan: Plan, run: str, wanted: Provisioned) -> Platform:
+        """Return the same platform, whose functions for `plan` are ready as `wanted`, until `release` at the latest.
 
-        There are those of `plan`, and so many to `spare` of each size. They are released after `released_after_s`, or
-        by `release`. Raises InputError or PlatformError, and keeps none ready, where that cannot be.
+        Raises InputError, PlatformError or DeadlineExceeded, and keeps none ready, where that cannot be.
         """
 
     def release(self, plan: Plan, run: str) -> None:

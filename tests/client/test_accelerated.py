@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.nn import functional as F
 
 from funcpipe.core import Coupled, Plan, Precision
@@ -16,6 +16,7 @@ from funcpipe.training.averaging import EMA
 from tests.e2e import small
 from tests.e2e.plans import even_plan
 from tests.in_process import make_job, prepared_run
+from tests.training.test_warm_up import Counting
 
 PLAN = small.plan()
 REFUSED: dict[str, tuple[dict[str, Any], Plan]] = {
@@ -45,18 +46,6 @@ def test_it_is_refused_with_the_way_out(what: str) -> None:
 def test_functions_without_an_accelerator_train_it() -> None:
     for recipe, plan in REFUSED.values():
         assert not prepared(plan, accelerated=False, **recipe).list("")
-
-
-class Counting(nn.Module):
-    """A module that computes something else in each call."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.calls = 0
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return x * self.calls
 
 
 def test_so_are_modules_that_keep_more_than_tensors() -> None:

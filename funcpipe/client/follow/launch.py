@@ -328,7 +328,7 @@ def upload(prepared: PreparedRun, keys: Keys) -> Iterator[WorkerSpec]:
     """
     job, storage, log_level = prepared.job, prepared.storage, logs.wanted_in_functions()
     run_key, shared = key_of(KeyFolder(), keys).text, prepared.shared
-    code, functions = keys if shared is None else shared.keys, prepared.platform.spec
+    code = keys if shared is None else shared.keys
     if shared is None:
         upload_code(prepared, keys)
     for number, stage in enumerate(prepared.stages):
@@ -367,7 +367,7 @@ def upload(prepared: PreparedRun, keys: Keys) -> Iterator[WorkerSpec]:
                 validated=prepared.validations[-1] if prepared.validations else None,
                 shared="" if shared is None else code.run,
                 recipe="" if shared is None else shared.recipe,
-                accelerated=functions.accelerates(job.plan.stages[number].size),
+                accelerated=prepared.platform.spec.accelerates(job.plan.stages[number].size),
             )
 
 

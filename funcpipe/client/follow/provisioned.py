@@ -41,13 +41,7 @@ def _ready(prepared: PreparedRun) -> Platform | None:
         return None
     _log.info("run %s: waits until its functions are ready", run)
     try:
-        return platform.provision(
-            prepared.job.plan,
-            run,
-            spare=chosen.spare,
-            share=chosen.share,
-            released_after_s=chosen.released_after_s,
-        )
+        return platform.provision(prepared.job.plan, run, chosen)
     except (InputError, PlatformError, DeadlineExceeded) as error:
         _log.warning("run %s: functions are started on demand, as they are not kept ready: %s", run, error)
         return None

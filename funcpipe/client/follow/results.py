@@ -36,7 +36,7 @@ from funcpipe.training.state import MODEL, StageState, tensor_names
 class Progress:
     """The progress of a run: `step` of `steps` has ended, with the mean `loss` over its samples.
 
-    Of many replicas it is that of the first eight.
+    Of more than eight replicas it is the loss of the first eight.
     `samples_per_s` is what this client has seen since the first step that it waited for. `cost_usd` is what the run has
     cost since it was first started: its functions' time, their requests as last reported, and this client's.
     `elapsed_s` is how long it has taken. Of the steps, `skipped` updated nothing, as their gradients were not finite.

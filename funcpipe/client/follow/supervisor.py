@@ -261,8 +261,7 @@ class Supervisor:
                 continue
             function = known.get(found.handle.name)
             if function is None:
-                beat = newest_heartbeat(self._storage, self._keys, name)
-                function = joined(found, beat).from_its_start()
+                function = joined(found, newest_heartbeat(self._storage, self._keys, name)).from_its_start()
             function.ended_s, function.is_unknown = None, False
             self._group.watch(function)
             worker.beat_seen_s = time.monotonic()

@@ -22,7 +22,7 @@ from funcpipe.client.prepare.job import Job, Learned, Learner, SampleOrder, make
 from funcpipe.client.prepare.job_estimate import base_s, check_limits, estimate_job, within
 from funcpipe.client.prepare.job_shape import collected_bytes, shape_left
 from funcpipe.client.prepare.precheck import check_sizes, check_stores, precheck
-from funcpipe.client.prepare.provisioned import Provisioned, choose_provisioned
+from funcpipe.client.prepare.provisioned import choose_provisioned
 from funcpipe.client.prepare.session import Session, prices_at
 from funcpipe.client.prepare.stages import PreparedStage, RunData, make_stages
 from funcpipe.core import (
@@ -37,6 +37,7 @@ from funcpipe.core import (
     Validation,
     ValidationReport,
 )
+from funcpipe.core.provisioned import Provisioned
 from funcpipe.core.run_key import RunKey
 from funcpipe.core.settings import DEFAULT_FAULTS, DEFAULT_SETTINGS, NO_LIMITS
 from funcpipe.errors import InvalidValue
@@ -242,7 +243,7 @@ def prepare(
     if before.platform is None or before.resumed is None:
         faults = within(platform.spec, faults, reading_s=base_s(job.plan, job.prices))
     done = done if before.resumed or not record else 0
-    estimated = partial(_estimate, job, stages, platform.spec, faults, account, done)
+    estimated = partial(_estimate, job, stages, platform.spec, faults, account, done=done)
     provisioned, estimate = None, estimated(job.prices)
     if settings.provisioned and before.platform is None:
         provisioned, estimate = choose_provisioned(job.plan, platform, job.prices, estimated)
@@ -294,8 +295,9 @@ def _estimate(
     functions: PlatformSpec,
     faults: FaultTolerance,
     account: RunAccount,
-    done: int,
     prices: PlatformSpec,
+    *,
+    done: int,
 ) -> JobEstimate | None:
     """The estimate of the steps after the first `done`, with all that the run has cost; None if the plan has none."""
     if job.plan.estimate is None or len(job.plan.estimate.stages) != len(job.plan.stages):

@@ -1,27 +1,15 @@
 """The choice between functions that a platform keeps ready for a run, and those that it starts on demand."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 
 from funcpipe.core import JobEstimate, Plan, PlatformSpec
-from funcpipe.core.provisioned import spare_functions
+from funcpipe.core.provisioned import Provisioned, spare_functions
 from funcpipe.core.settings import overlap_s
 from funcpipe.core.texts import usd_text
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.base import Platform, ProvisioningPlatform
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Provisioned:
-    """Functions that are kept ready: what they cost, as a `share` of their price on demand, and how long they stay.
-
-    Of each size there are so many to `spare`, for hand-overs. They are released after `released_after_s` at the latest.
-    """
-
-    share: float
-    spare: Mapping[str, int]
-    released_after_s: float
 
 
 def choose_provisioned(

@@ -239,8 +239,9 @@ def prices_at(url: str, prices: PlatformSpec, *, given: bool) -> PlatformSpec:
     bandwidth than planned.
     """
     region, share = url_region(url), url_share(url)
-    there = prices if region in (None, prices.region) else _in_region(prices, str(region), given=given)
-    return there if share is None else there.priced_at(share)
+    if region is not None and region != prices.region:
+        prices = _in_region(prices, region, given=given)
+    return prices if share is None else prices.priced_at(share)
 
 
 def _in_region(prices: PlatformSpec, region: str, *, given: bool) -> PlatformSpec:

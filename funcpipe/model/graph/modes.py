@@ -28,14 +28,14 @@ WAS_IN_EVAL_MODE = (
 def training_mode(model: nn.Module, *, caches: bool = False, shortcuts: bool = False) -> Iterator[None]:
     """Have the model's own `train()` put it in training mode, without caches unless these are to stay as they are.
 
-    Without weights it takes no shortcuts that depend on data, unless with `shortcuts`.
-    If the model is in training mode already, modules that the user has put in eval mode stay in it.
+    If the model is in training mode already, modules that the user has put in eval mode stay in it. A model without
+    weights takes shortcuts that depend on data only with `shortcuts`.
     """
     by_hand = [module for module in model.modules() if not module.training] if model.training else []
     with (
         _modes_restored(model),
         contextlib.nullcontext() if caches else without_caches(model),
-        _of_code(model, shortcuts),
+        _no_shortcuts(model, unless=shortcuts),
     ):
         _switch(model, training=True)
         for module in by_hand:
@@ -49,14 +49,14 @@ def evaluation_mode(model: nn.Module, *, shortcuts: bool = False) -> Iterator[No
 
     As for `shortcuts`, see `training_mode`.
     """
-    with _modes_restored(model), _undone(model), without_caches(model), _of_code(model, shortcuts):
+    with _modes_restored(model), _undone(model), without_caches(model), _no_shortcuts(model, unless=shortcuts):
         _switch(model, training=False)
         yield
 
 
-def _of_code(model: nn.Module, shortcuts: bool) -> contextlib.AbstractContextManager[None]:
-    """Have a model without weights take shortcuts that depend on data, or none."""
-    return as_if_exporting() if is_weightless(model) and not shortcuts else contextlib.nullcontext()
+def _no_shortcuts(model: nn.Module, *, unless: bool) -> contextlib.AbstractContextManager[None]:
+    """Have a model without weights take no shortcuts that depend on data, `unless` it may."""
+    return as_if_exporting() if is_weightless(model) and not unless else contextlib.nullcontext()
 
 
 def set_mode(module: nn.Module, *, training: bool) -> None:

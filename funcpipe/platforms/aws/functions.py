@@ -3,12 +3,13 @@
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Iterable, Iterator, Set
 from contextlib import contextmanager
 from typing import Any
 
 from funcpipe.core import Plan, PlatformSpec, RequestCounts
 from funcpipe.core.logs import RawLine
+from funcpipe.core.provisioned import Provisioned
 from funcpipe.errors import DeadlineExceeded, PlatformRefused
 from funcpipe.platforms.aws import endings
 from funcpipe.platforms.aws.account import Account, account_capacity, explained, reserved_capacity
@@ -94,15 +95,13 @@ class AwsPlatform(CloudPlatform):
                 self._outages.ask(self._poll)
             return self._ended.get(request, _RUNNING)
 
-    def provision(
-        self, plan: Plan, run: str, *, spare: Mapping[str, int], share: float, released_after_s: float
-    ) -> "AwsPlatform":
+    def provision(self, plan: Plan, run: str, wanted: Provisioned) -> "AwsPlatform":
         """Return the same platform, which invokes functions that are kept ready: see `ProvisioningPlatform`."""
-        counts = Counter({self._function_of(stage): spare.get(stage.size, 0) for stage in plan.stages})
+        counts = Counter({self._function_of(stage): wanted.spare.get(stage.size, 0) for stage in plan.stages})
         counts.update(self._function_of(stage) for stage in plan.stages * plan.replicas)
-        provisioned = ProvisionedConcurrency(self._account, self._polling)
-        provisioned.provision(counts, run, released_after_s=released_after_s)
-        return self._again(self._spec, share)
+        concurrency = ProvisionedConcurrency(self._account, self._polling)
+        concurrency.provision(counts, run, released_after_s=wanted.released_after_s)
+        return self._again(self._spec, wanted.share)
 
     def release(self, plan: Plan, run: str) -> None:
         """Keep no function of `plan` ready any more that was for `run`."""
@@ -279,9 +278,7 @@ def wake(functions: Any, names: Iterable[str], polling: Polling, *, remedy: str)
 
 
 def invoke_awake(functions: Any, name: str, payload: bytes, polling: Polling, *, alias: str | None = None) -> str:
-    """Invoke a function with an event, again and again while it wakes up; returns the name of the request.
-
-    Invoke what the `alias` of the function names, if one is given.
+    """Invoke a function, or what its `alias` names, again and again while it wakes up; returns the request's name.
 
     Raises DeadlineExceeded for a function that has not become Active by WAKE_WITHIN_S.
     """

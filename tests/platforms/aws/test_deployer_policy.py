@@ -11,6 +11,7 @@ import boto3
 import pytest
 
 from funcpipe.cli import main
+from funcpipe.core.provisioned import Provisioned
 from funcpipe.platforms.aws.account import Account
 from funcpipe.platforms.aws.deployment import Deployer, lambda_package
 from funcpipe.platforms.aws.functions import AwsPlatform
@@ -143,7 +144,7 @@ def test_it_grants_what_calls_need_and_nothing_else(
     platform, plan = AwsPlatform(load_spec("aws-lambda"), account, polling=OFTEN), small.plan(1, 1)
     platform.check(plan)
     for run in ("one", "two"):
-        platform.provision(plan, run, spare={}, share=0.9, released_after_s=600.0)
+        platform.provision(plan, run, Provisioned(share=0.9, spare={}, released_after_s=600.0))
         platform.release(plan, run)
     measure = ["platforms", "measure", PLATFORM, "--max-usd", "0.01", "-o", str(tmp_path / "found.json")]
     assert main(measure) == 0

@@ -11,9 +11,9 @@ import torch
 from funcpipe.client.control.stopping import clean
 from funcpipe.client.follow.launch import launch, launch_detached
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
-from funcpipe.client.prepare.provisioned import Provisioned
 from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import Estimate, RunSettings, StageEstimate
+from funcpipe.core.provisioned import Provisioned
 from funcpipe.errors import PlatformError, PlatformRefused
 from funcpipe.platforms.aws.functions import AwsPlatform
 from funcpipe.platforms.aws.provisioned import ALIAS
@@ -28,6 +28,8 @@ from tests.platforms.aws.test_functions import ended, spec, two_steps
 Loss = Callable[[Any, Any], torch.Tensor]
 KEY = "funcpipe-1024", ALIAS
 PLAN = small.plan(2, 1)
+WANTED = Provisioned(share=0.5, spare={"1024MB": 1}, released_after_s=600.0)
+NO_SPARE = replace(WANTED, spare={})
 
 
 def prepared(platform: AwsPlatform, storage: Storage, *, loss: Loss = torch.nn.functional.cross_entropy) -> PreparedRun:
@@ -35,13 +37,13 @@ def prepared(platform: AwsPlatform, storage: Storage, *, loss: Loss = torch.nn.f
     torch.manual_seed(0)
     job = make_job(small.model(), PLAN, two_steps, loss=loss, optimizer=small.optimizer, deadline_s=120)
     found = prepare(job, session_on(Site(platform, storage, STORAGE)))
-    return replace(found, provisioned=Provisioned(share=0.5, spare={"1024MB": 1}, released_after_s=600.0))
+    return replace(found, provisioned=WANTED)
 
 
 @pytest.fixture
 def kept(platform: AwsPlatform, cloud: AwsCloud) -> Iterator[AwsPlatform]:
     """The platform, whose functions of 1024 MB are kept ready for run-1."""
-    yield platform.provision(PLAN, "run-1", spare={"1024MB": 1}, share=0.5, released_after_s=600.0)
+    yield platform.provision(PLAN, "run-1", WANTED)
     platform.release(PLAN, "run-1")
 
 
@@ -123,9 +125,9 @@ def test_a_run_whose_functions_cannot_be_kept_ready_is_started_on_demand(
 
 def test_what_others_keep_ready_stays(platform: AwsPlatform, kept: AwsPlatform, cloud: AwsCloud) -> None:
     with pytest.raises(PlatformRefused, match=r"funcpipe-1024 has provisioned concurrency already, for another run"):
-        platform.provision(PLAN, "run-2", spare={}, share=0.5, released_after_s=600.0)
+        platform.provision(PLAN, "run-2", NO_SPARE)
     assert cloud.provisioned.configs == {KEY: 3}
-    again = platform.provision(PLAN, "run-1", spare={}, share=0.25, released_after_s=900.0)
+    again = platform.provision(PLAN, "run-1", replace(NO_SPARE, share=0.25))
     assert cloud.provisioned.configs == {KEY: 2}
     assert again.url == f"{PLATFORM}&provisioned=0.25"
 
@@ -133,7 +135,7 @@ def test_what_others_keep_ready_stays(platform: AwsPlatform, kept: AwsPlatform, 
 def test_more_than_the_account_has_is_refused_and_nothing_is_kept(platform: AwsPlatform, cloud: AwsCloud) -> None:
     cloud.limits.concurrency = 101
     with pytest.raises(PlatformError, match=r"keeping 2 of funcpipe-1024 ready: .* below its minimum value of \[100\]"):
-        platform.provision(PLAN, "run-1", spare={}, share=0.5, released_after_s=600.0)
+        platform.provision(PLAN, "run-1", NO_SPARE)
     assert (cloud.provisioned.configs, cloud.provisioned.targets) == ({}, {})
 
 
