@@ -57,9 +57,12 @@ class CheckpointIndex:
         steps = {step for step, _ in self.saved.get(stage, ())}
         return frozenset(step for step in steps if self.manifests(stage, step)) | {self.first_step}
 
-    def restart_step(self, worker: WorkerId) -> int:
-        """Return the step at which `worker` restarts if it dies: its newest checkpoint that it has itself reached."""
-        done = self.done.get(worker, self.first_step)
+    def restart_step(self, worker: WorkerId, done: int | None = None) -> int:
+        """Return the step at which `worker` restarts if it dies: its newest checkpoint that it has itself reached.
+
+        It has `done` so many steps; by default those that are known here.
+        """
+        done = self.done.get(worker, self.first_step) if done is None else done
         steps = {step for step, _ in self.saved.get(worker[0], ()) if step <= done}
         return max((step for step in steps if self.manifests_for(worker, step)), default=self.first_step)
 
@@ -128,16 +131,13 @@ class CheckpointIndex:
 
 
 def read_index(storage: Storage, keys: Keys, *, first_step: int) -> CheckpointIndex:
-    """Return the index of a generation that began at `first_step`, read with two requests."""
+    """Return the index of a generation that began at `first_step`, read with two requests.
+
+    Checkpoints are listed before marks: of a checkpoint that is found, each worker that repeats the steps before it has
+    said so, see `take_over_marks`.
+    """
     saved: dict[int, list[tuple[int, str]]] = {}
     files: dict[int, list[str]] = {}
-    newest: dict[WorkerId, tuple[int, int]] = {}  # the attempt and the step of the mark that counts
-    for key in storage.list(keys.all_progress):
-        match = _DONE.fullmatch(key.removeprefix(keys.all_progress))
-        if match is not None:
-            worker = int(match[1]), int(match[2])
-            newest[worker] = max(newest.get(worker, (0, 0)), (int(match[3]), int(match[4])))
-    done = {worker: step for worker, (_, step) in newest.items()}
     for key in storage.list(keys.checkpoints):
         folder, _, name = key.removeprefix(keys.checkpoints).rpartition("/")
         match = _MANIFEST.fullmatch(name)
@@ -145,6 +145,13 @@ def read_index(storage: Storage, keys: Keys, *, first_step: int) -> CheckpointIn
             saved.setdefault(int(folder[1:]), []).append((int(match[1]), name))
         elif folder[1:].isdecimal():
             files.setdefault(int(folder[1:]), []).append(name)
+    newest: dict[WorkerId, tuple[int, int]] = {}  # the attempt and the step of the mark that counts
+    for key in storage.list(keys.all_progress):
+        match = _DONE.fullmatch(key.removeprefix(keys.all_progress))
+        if match is not None:
+            worker = int(match[1]), int(match[2])
+            newest[worker] = max(newest.get(worker, (0, 0)), (int(match[3]), int(match[4])))
+    done = {worker: step for worker, (_, step) in newest.items()}
     entries = {stage: tuple(sorted(found)) for stage, found in saved.items()}
     names = {stage: tuple(found) for stage, found in files.items()}
     return CheckpointIndex(saved=entries, files=names, done=done, first_step=first_step)

@@ -173,32 +173,34 @@ class Checkpoints:
     def mark_done(self, worker: WorkerId, step: int, mark: ReplicaMark | None = None) -> None:
         """Record that `worker` has finished `step` steps, including all its writes, and what it holds.
 
-        The mark before is kept, so that slower replicas can compare theirs with it. What attempts before have left is
-        listed once; one of them that puts another mark later, which does not count, leaves it there.
+        The mark before is kept, so that slower replicas can compare theirs with it, and so are those of later steps,
+        which tell the next attempt that they were done. What attempts before have left is listed once; one of them
+        that puts another mark later, which does not count, leaves it there.
         """
         name = worker_name(*worker)
         key = self._keys.done(name, self._attempt, step)
         self._storage.put(key, b"" if mark is None else encode_document(mark))
         marks = self._marks[name] if name in self._marks else frozenset(self._storage.list(self._keys.progress(name)))
-        outdated = sorted(other for other in marks if other < key)[:-1]
+        outdated = sorted(other for other in marks if other < key and _step_of(other) <= step)[:-1]
         if outdated:
             self._storage.delete_many(outdated)
         self._marks[name] = marks.difference(outdated) | {key}
 
     def take_over_marks(self, worker: WorkerId) -> None:
-        """Let only marks of this attempt count for `worker`; its first repeats what earlier attempts have done.
+        """Let only marks of this attempt count for `worker`; its first is that of the step from which it restarts.
 
-        An attempt does this before it determines where to restart. Otherwise one before it, which is asleep or slow,
-        could put a mark afterwards, and others would delete messages that this attempt will read.
+        An attempt does this before it restores a checkpoint. Otherwise others would delete messages that it will read:
+        if an attempt before, which is asleep or slow, put another mark, or if another replica published a checkpoint
+        of steps that earlier attempts have done and this one repeats.
         """
         name, marked = worker_name(*worker), -1
-        while True:  # again if an attempt before has put another mark in between, which others may have seen
-            newest = max(self._storage.list(self._keys.progress(name)), key=_step_of, default=None)
-            step = self._first_step if newest is None else _step_of(newest)
+        while True:  # again if there is another mark or checkpoint meanwhile, which others may have seen
+            marks = {_step_of(key): key for key in self._storage.list(self._keys.progress(name))}
+            step = self.index().restart_step(worker, max(marks, default=self._first_step))
             if step == marked:
                 return
             try:
-                mark = b"" if newest is None else self._storage.get(newest)
+                mark = self._storage.get(marks[step]) if step in marks else b""
             except KeyMissing:  # deleted by an attempt before, which still runs
                 continue
             self._storage.put(self._keys.done(name, self._attempt, step), mark)

@@ -28,7 +28,9 @@ from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.averaging import EMA, SWA
 from funcpipe.training.recipe import Recipe
 from funcpipe.worker import hand_over
+from tests.examples import in_long_run
 from tests.support.plans import even_stages
+from tests.support.waiting import wait_until
 from tests.training.learning import (
     EPOCHS,
     GLOBAL_BATCH,
@@ -183,7 +185,10 @@ def test_a_killed_function_costs_no_bit(moment: int, sharded: bool) -> None:
     assert difference(tensors_of(result), quiet()) == 0
 
 
-@pytest.mark.parametrize(("stages", "replicas", "tolerance"), [(2, 2, 0.0), (4, 2, 0.0), (3, 1, 1e-12), (1, 4, 1e-12)])
+RESUMED = [(4, 2, 0.0), (1, 4, 1e-12), *in_long_run([(2, 2, 0.0), (3, 1, 1e-12)])]
+
+
+@pytest.mark.parametrize(("stages", "replicas", "tolerance"), RESUMED)
 def test_a_run_that_is_resumed_by_another_plan_goes_on_with_schedule_and_average(
     stages: int, replicas: int, tolerance: float
 ) -> None:
@@ -227,14 +232,28 @@ def test_a_run_is_resumed_with_the_schedule_and_the_average_that_it_began_with()
         assert storage.list("") == objects
 
 
+class SixthNotSaved(FunctionFaults):
+    """The function dies before it saves the first stage after six steps, once the run can be resumed after four."""
+
+    def __init__(self, storage: MemoryStorage, plan: Plan) -> None:
+        super().__init__(killed_writing=("/checkpoints/s0/00000006", 1))
+        self._storage, self._plan = signed(storage), plan
+
+    def next(self, written: str = "") -> int:
+        """As for any function."""
+        if "/checkpoints/s0/00000006" in written:
+            wait_until(lambda: self._saved_step() == 4)
+        return super().next(written)
+
+    def _saved_step(self) -> int:
+        index = RunReader.newest(self._storage, RUN).index
+        return index.common_step(len(self._plan.stages), self._plan.replicas)
+
+
 def halted(made: Job | None = None) -> tuple[ThreadPlatform, MemoryStorage]:
     """A run that failed after six steps, and can be resumed after four."""
-    storage = MemoryStorage()
-    platform = ThreadPlatform(
-        load_spec("local"),
-        storage,
-        faults_of=lambda number: FunctionFaults(killed_writing=("/checkpoints/s0/00000006", 1)),
-    )
+    made, storage = made or job(), MemoryStorage()
+    platform = ThreadPlatform(load_spec("local"), storage, faults_of=lambda number: SixthNotSaved(storage, made.plan))
     with pytest.raises(WorkerFailed):
-        run(made or job(), replace(STEADY, max_attempts=1), platform=platform, storage=storage)
+        run(made, replace(STEADY, max_attempts=1), platform=platform, storage=storage)
     return platform, storage

@@ -24,6 +24,7 @@ from tests.support.races import (
     handing_over,
     obeying,
     peer,
+    publishing_late,
     trained,
     value_after,
     value_in,
@@ -120,14 +121,20 @@ STORED = (ONE_HOLDER, SAME_MESSAGE, WHOLE_CHECKPOINT, NEVER_BACK, MESSAGE_STAYS)
 
 
 def scenario(
-    name: str, actors: dict[str, object], *more: Invariant, first: int = 1, second: int = 1, **bounds: Any
+    name: str,
+    actors: dict[str, object],
+    *more: Invariant,
+    first: int = 1,
+    second: int = 1,
+    marked: int = 0,
+    **bounds: Any,
 ) -> Scenario:
-    """What `actors` do after the workers have done and saved `first` and `second` steps."""
+    """What `actors` do after the workers have done and saved `first` and `second` steps; see `trained`."""
     return Scenario(
         name=name,
         actors=actors,  # type: ignore[arg-type]
         invariants=(*STORED, *more),
-        objects=trained(first, second),
+        objects=trained(first, second, marked),
         errors=(Superseded,),
         **bounds,
     )
@@ -159,4 +166,25 @@ COLLECTION = scenario(
     first=3,
     switches=4,
 )
-SCENARIOS = (SAME_ATTEMPT, ZOMBIE, DYING, ORDERS, HAND_OVER, COLLECTION)
+LATE = scenario(
+    "a checkpoint is published while a replica repeats the steps before it",
+    {"new": Function(SECOND, 1, 3), "saver": publishing_late, "collector": collector},
+    GOES_ON,
+    first=3,
+    marked=3,
+    switches=3,
+    deaths=1,
+)
+LATE_AGAIN = scenario(
+    "a checkpoint is published while two attempts of a replica repeat the steps before it",
+    {
+        "old": Function(SECOND, 1, 3),
+        "new": Function(SECOND, 2, 3),
+        "saver": publishing_late,
+        "collector": collector,
+    },
+    first=3,
+    marked=3,
+    switches=2,
+)
+SCENARIOS = (SAME_ATTEMPT, ZOMBIE, DYING, ORDERS, HAND_OVER, COLLECTION, LATE, LATE_AGAIN)

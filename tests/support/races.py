@@ -207,6 +207,12 @@ def collector(actor: Actor) -> None:
     manager.after_step(STEPS, lambda work: work())
 
 
+def publishing_late(actor: Actor) -> None:
+    """Another replica of the second stage, which has written its checkpoint of step 3 and publishes it only now."""
+    checkpoints = Checkpoints(signed_for_tests(actor.storage), KEYS)
+    checkpoints.save(SECOND[0], STEPS, state_of(value_after(STEPS)), writer="s1.r1.a00000000")
+
+
 def handing_over(actor: Actor) -> str:
     """The first attempt of the first worker: it does a step, saves the stage, and hands over."""
     spec, own = spec_of(FIRST, 0), signed_for_tests(actor.storage)
@@ -281,8 +287,11 @@ def objects(*written: Callable[[Storage], None]) -> dict[str, bytes]:
     return {key: storage.get(key) for key in storage.list("")}
 
 
-def trained(first: int, second: int) -> dict[str, bytes]:
-    """What is there after the workers have done so many steps and saved each, and nothing was deleted."""
+def trained(first: int, second: int, marked: int = 0) -> dict[str, bytes]:
+    """What is there after the workers have done so many steps and saved each, and nothing was deleted.
+
+    The second has done, but not saved, `marked` steps if that is more.
+    """
 
     def write(storage: Storage) -> None:
         for step in range(first):
@@ -290,6 +299,8 @@ def trained(first: int, second: int) -> dict[str, bytes]:
             save(storage, FIRST, step + 1)
         for step in range(second):
             save(storage, SECOND, step + 1)
+        if marked:
+            Checkpoints(storage, KEYS).mark_done(SECOND, marked)
         for worker in (FIRST, SECOND):
             write_payload(storage, KEYS, spec_of(worker, 0))
 

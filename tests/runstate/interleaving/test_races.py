@@ -23,6 +23,7 @@ QUICK = [
     replace(races.ORDERS, switches=2),
     replace(races.HAND_OVER, switches=1),
     replace(races.COLLECTION, switches=2),
+    replace(races.LATE, switches=1, deaths=0),
 ]
 
 
