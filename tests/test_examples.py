@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.examples import in_long_run
 from tests.s3_servers import any_server
 
 ROOT = Path(__file__).parents[1]
@@ -32,7 +33,7 @@ SAID = {
     "resume_and_export.py": r"interrupted while training .*: it was stopped, and step \d+ of 4000 is saved\n(.*\n){3}"
     r"\d+ epochs in three parts: the same bits as in one\n",
 }
-LONG = ("finetune_hugging_face.py", "lora_from_files.py")
+LONG = ("augmented_images.py", "finetune_hugging_face.py", "lora_from_files.py")
 NEEDED = {"data_in_s3.py": "bucket", "lora_from_files.py": "shards"}
 """The fixtures whose values examples are given."""
 BUCKET = "funcpipe-data"
@@ -76,10 +77,7 @@ def test_each_is_here() -> None:
 
 
 @pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=pytest.mark.long) if name in LONG else name for name in SAID],
-)
+@pytest.mark.parametrize("name", [*(name for name in SAID if name not in LONG), *in_long_run(LONG)])
 def test_it_runs(
     name: str,
     tmp_path: Path,

@@ -26,6 +26,7 @@ from funcpipe.worker.loop import Worker
 from funcpipe.worker.setup import load_worker
 from tests.e2e.plans import even_plan, sample_numbers
 from tests.e2e.reference import largest_difference, train
+from tests.examples import in_long_run
 from tests.in_process import make_job, prepared_run, run_workers
 from tests.support.census import below_generation
 from tests.support.run_keys import NONCE, signed_for_tests
@@ -79,7 +80,7 @@ def state_of(workers: dict[str, Worker], replica: int) -> dict[str, Tensor]:
 
 
 @pytest.mark.parametrize("sync", Sync)
-@pytest.mark.parametrize("replicas", [2, 3, 4])
+@pytest.mark.parametrize("replicas", [4, *in_long_run([2, 3])])
 def test_a_worker_s_own_split_is_in_the_sum(sync: Sync, replicas: int) -> None:
     model, plan, job = prepared(1, replicas, sync=sync)
     workers = run_workers(job, MemoryStorage())

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from funcpipe.testing.faults import Fault
 from funcpipe.training.plain_rounds import train_in_turn
+from tests.examples import in_long_run
 from tests.support import chaos, faulty_threads
 from tests.support.chaos import Ending, good, run
 
@@ -32,10 +33,8 @@ LATE = {"sync_fragments": 2, "sync_delay": 1}
 @pytest.mark.parametrize(
     ("fault", "meets"),
     [
-        *[(fault, {}) for fault in (Fault.KILL, Fault.CLIENT, Fault.MIXED)],
-        (Fault.KILL, LATE),
-        pytest.param(Fault.MIXED, LATE, marks=pytest.mark.long),
-        pytest.param(Fault.CLIENT, LATE, marks=pytest.mark.long),
+        *[(Fault.MIXED, {}), (Fault.KILL, LATE)],
+        *in_long_run([(Fault.KILL, {}), (Fault.CLIENT, {}), (Fault.MIXED, LATE), (Fault.CLIENT, LATE)]),
     ],
 )
 def test_so_does_one_whose_replicas_train_alone(

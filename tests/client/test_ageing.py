@@ -31,6 +31,7 @@ from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.worker import checkpoint_manager
 from funcpipe.worker.progress import WorkerProgress
 from tests.client.threads import RUN, STEADY, smaller_job
+from tests.examples import in_long_run
 from tests.support.ageing_storage import AgeingStorage
 
 pytestmark = pytest.mark.usefixtures("traced")
@@ -114,7 +115,7 @@ def assert_same(found: RunResult, expected: RunResult) -> None:
     assert all(torch.equal(tensor, expected.state_dict()[name]) for name, tensor in found.state_dict().items())
 
 
-@pytest.mark.parametrize(("worker", "number"), [("s0.r1", 1), ("s0.r0", 0), ("s1.r0", 2)])
+@pytest.mark.parametrize(("worker", "number"), [("s0.r1", 1), *in_long_run([("s0.r0", 0), ("s1.r0", 2)])])
 def test_a_run_outlives_the_age_at_which_its_storage_deletes_objects(
     worker: str, number: int, daily: Daily, undisturbed: RunResult, caplog: pytest.LogCaptureFixture
 ) -> None:

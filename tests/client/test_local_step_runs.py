@@ -21,6 +21,7 @@ from funcpipe.training.plain_rounds import train_in_turn
 from funcpipe.worker import hand_over
 from tests.client import validated
 from tests.client.test_learning import STEADY, halted, job, run
+from tests.examples import in_long_run
 from tests.training.learning import all_steps, data, difference, network
 
 DIVIDED: dict[str, Any] = {"shard_optimizer": True}
@@ -50,8 +51,10 @@ def quiet(fragments: int = 1) -> Mapping[str, Tensor]:
     return run(local(sync_fragments=fragments, **DIVIDED)).state_dict()
 
 
-@pytest.mark.parametrize("way", [{}, {"sync": Sync.STREAMED, "streams": Streams(3, 1, 2)}])
-@pytest.mark.parametrize("replicas", [2, 4])
+STREAMED = {"sync": Sync.STREAMED, "streams": Streams(3, 1, 2)}
+
+
+@pytest.mark.parametrize(("way", "replicas"), [({}, 2), (STREAMED, 4), *in_long_run([({}, 4), (STREAMED, 2)])])
 def test_a_divided_outer_step_is_the_same_up_to_rounding(way: dict[str, Any], replicas: int) -> None:
     """It takes the mean of parameters where the reference takes that of their changes."""
     result = run(local(4, 2, replicas, **DIVIDED, **way))
@@ -71,7 +74,7 @@ def test_hand_overs_cost_no_bit_of_meetings_that_are_late(monkeypatch: pytest.Mo
     assert_same_bits(result, expected(3, **late))
 
 
-@pytest.mark.parametrize(("divided", "fragments"), [(False, 1), (True, 1), (False, 2), (True, 2)])
+@pytest.mark.parametrize(("divided", "fragments"), [(False, 1), (True, 2), *in_long_run([(True, 1), (False, 2)])])
 def test_hand_overs_cost_no_bit(monkeypatch: pytest.MonkeyPatch, divided: bool, fragments: int) -> None:
     monkeypatch.setattr(hand_over, "leaves_at_s", lambda *_: 0.0)  # after one step each
     result = run(local(shard_optimizer=divided, sync_fragments=fragments), replace(STEADY, lifetime_s=600.0))
@@ -80,15 +83,18 @@ def test_hand_overs_cost_no_bit(monkeypatch: pytest.MonkeyPatch, divided: bool, 
     assert difference(result.state_dict(), expected(sync_fragments=fragments)) < 1e-12
 
 
+IN_A_ROUND = (2, ("put-gradient", 11))  # the second one
+IN_A_MEETING = (3, ("put-merged", 2))  # the second one
+SAVING = (1, ("/checkpoints/s0/", 3))
+
+
 @pytest.mark.parametrize(
-    ("number", "writing"),
+    ("number", "writing", "divided"),
     [
-        (2, ("put-gradient", 11)),  # in the middle of the second round
-        (3, ("put-merged", 2)),  # in the second meeting
-        (1, ("/checkpoints/s0/", 3)),
+        *[(*IN_A_ROUND, True), (*IN_A_MEETING, False), (*SAVING, True)],
+        *in_long_run([(*IN_A_ROUND, False), (*IN_A_MEETING, True), (*SAVING, False)]),
     ],
 )
-@pytest.mark.parametrize("divided", [False, True])
 def test_a_killed_function_costs_no_bit(number: int, writing: tuple[str, int], divided: bool) -> None:
     storage, faulty = MemoryStorage(), FunctionFaults(killed_writing=writing)
     platform = ThreadPlatform(
@@ -99,7 +105,7 @@ def test_a_killed_function_costs_no_bit(number: int, writing: tuple[str, int], d
     assert_same_bits(result, quiet() if divided else expected())
 
 
-@pytest.mark.parametrize(("every", "stages"), [(3, 2), (4, 2), ("end", 2), (4, 4)])
+@pytest.mark.parametrize(("every", "stages"), [(3, 2), (4, 4), *in_long_run([(4, 2), ("end", 2)])])
 def test_a_halted_run_goes_on_with_each_replica_s_own(every: int | str, stages: int) -> None:
     """After four steps: in the middle of a round, at the end of one, where stages may be other ones, and before any."""
     before, storage = halted(local(every))

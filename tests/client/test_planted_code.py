@@ -35,6 +35,7 @@ from funcpipe.testing.faults import FunctionFaults, FunctionKilled
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.worker.watchdog import watch
+from tests.examples import in_long_run
 from tests.support import chaos
 from tests.support.plans import even_stages
 from tests.support.waiting import wait_until
@@ -204,7 +205,7 @@ def test_a_worker_starts_none_of_its_peers_with_it(
     place.assert_it_can_be_resumed()
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", [WAYS[0], *in_long_run(WAYS[1:])])
 @pytest.mark.parametrize("place", [(3, STEADY)], indirect=True, ids=["three workers"])
 def test_a_client_that_watches_a_run_restarts_no_worker_with_it(
     place: Place, way: Callable[[MemoryStorage, str, bytes], None]

@@ -27,6 +27,7 @@ from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client.held import HeldPlatform
 from tests.client.threads import RUN, STEADY, job
+from tests.examples import in_long_run
 
 LONG = 10_000
 SOME = 5
@@ -185,7 +186,7 @@ def test_cleaning_can_take_over(storage: MemoryStorage, functions: HeldPlatform)
         clean(storage, RUN, functions.open, take_over=True)
 
 
-@pytest.mark.parametrize("name", [True, False])
+@pytest.mark.parametrize("name", [True, *in_long_run([False])])
 def test_whoever_takes_over_ends_the_first_client_and_goes_on_from_what_is_saved(
     storage: MemoryStorage, functions: HeldPlatform, name: bool
 ) -> None:

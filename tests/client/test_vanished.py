@@ -36,6 +36,7 @@ from funcpipe.training.state import StageState
 from funcpipe.worker import checkpoint_manager
 from tests.client.held import HeldPlatform
 from tests.client.threads import STEADY, smaller_job
+from tests.examples import in_long_run
 from tests.run_documents import RECORD
 from tests.runstate.test_damage import FAULTS, RUN, filled, gone, job, states, stopped
 from tests.support import races
@@ -148,8 +149,13 @@ def test_a_client_whose_lease_vanishes_says_so_and_the_run_can_be_resumed(
     assert storage.list("") == ()
 
 
-@pytest.mark.parametrize("asleep", ["with steps to go", "before it reads the model"])
-@pytest.mark.parametrize("other", ["collects", "cleans"])
+TO_GO, TO_READ = "with steps to go", "before it reads the model"
+
+
+@pytest.mark.parametrize(
+    ("other", "asleep"),
+    [("collects", TO_GO), ("cleans", TO_READ), *in_long_run([("collects", TO_READ), ("cleans", TO_GO)])],
+)
 def test_a_client_that_slept_while_another_ended_the_run_says_that_nothing_is_left(
     other: str, asleep: str, storage: MemoryStorage, functions: HeldPlatform, monkeypatch: pytest.MonkeyPatch
 ) -> None:

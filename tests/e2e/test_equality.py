@@ -12,6 +12,7 @@ from funcpipe.core import Plan, ScheduleKind, Streams, Sync
 from tests.e2e.networks import RESIDUAL, TRANSFORMER, Network
 from tests.e2e.plans import even_plan, momentum, sample_numbers
 from tests.e2e.reference import largest_difference, train
+from tests.examples import in_long_run
 
 LONG = pytest.mark.long
 SHAPES = [(3, 2), *(pytest.param(*shape, marks=LONG) for shape in [(1, 1), (1, 3), (3, 1), (2, 2)])]
@@ -99,9 +100,7 @@ def test_recomputed_activations_and_three_phases_change_nothing(network: Network
     assert state < 1e-10
 
 
-@pytest.mark.parametrize(
-    "sync", [Sync.STREAMED, pytest.param(Sync.EXCHANGE, marks=LONG), pytest.param(Sync.ALL_REDUCE, marks=LONG)]
-)
+@pytest.mark.parametrize("sync", in_long_run([Sync.STREAMED, Sync.EXCHANGE, Sync.ALL_REDUCE]))
 def test_every_way_to_synchronise_changes_nothing(sync: Sync) -> None:
     loss, state = trained(RESIDUAL, torch.float64, 2, 3, sync=sync)
     assert loss < 1e-12

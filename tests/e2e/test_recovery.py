@@ -189,6 +189,7 @@ def test_a_run_that_would_take_too_long_ends_and_goes_on_under_another_plan(tmp_
     assert_only_the_model_is_kept(storage, "moved")
 
 
+@pytest.mark.long
 def test_a_run_that_is_left_to_itself_can_be_collected(undisturbed: RunResult, tmp_path: Path) -> None:
     url = (tmp_path / "objects").as_uri()
     run = start(url)
@@ -199,6 +200,7 @@ def test_a_run_that_is_left_to_itself_can_be_collected(undisturbed: RunResult, t
     assert_only_the_model_is_kept(open_storage(url), run)
 
 
+@pytest.mark.long
 def test_a_run_that_is_left_to_itself_outlives_the_death_of_a_function(undisturbed: RunResult, tmp_path: Path) -> None:
     url = (tmp_path / "objects").as_uri()
     storage = open_storage(url)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from funcpipe.core import ScheduleKind
 from funcpipe.errors import ModelError, PlanError
+from tests.examples import in_long_run
 from tests.jobs.scripts import EQUAL, Script, run_over_functions, run_script, worst_difference
 from tests.jobs.test_scripts import Residual, vectors
 
@@ -78,7 +79,7 @@ def trained_in_a_script(script: Script) -> tuple[nn.Module, list[nn.Parameter]]:
 
 
 @pytest.mark.parametrize("kind", LOSSES)
-@pytest.mark.parametrize(("stages", "replicas"), [(2, 1), (3, 2)])
+@pytest.mark.parametrize(("stages", "replicas"), [(3, 2), *in_long_run([(2, 1)])])
 def test_parameters_of_a_loss_are_trained(kind: str, stages: int, replicas: int) -> None:
     clip = {"clip_grad_norm": 0.5} if replicas == 1 else {}
     script = Script(make=lambda: (Residual(), LOSSES[kind]()), samples=lambda: vectors(40), epochs=2, recipe=clip)

@@ -13,6 +13,7 @@ from funcpipe.show.runs import verification
 from funcpipe.training.averaging import EMA
 from funcpipe.training.local_steps import OuterStep
 from funcpipe.training.verify import Reference
+from tests.examples import in_long_run
 from tests.jobs.scripts import EQUAL, Script, run_over_functions, run_script, verify, worst_difference
 
 
@@ -76,7 +77,7 @@ def test_verify_does_not_compare_a_model_that_draws_with_whole_batches() -> None
 LOCAL = {"sync_every": 2, "outer_lr": 0.7, "outer_momentum": 0.9}
 
 
-@pytest.mark.parametrize("make", [Residual, batch_normalised])
+@pytest.mark.parametrize("make", [batch_normalised, *in_long_run([Residual])])
 def test_verify_compares_replicas_that_train_alone_with_the_same_algorithm(make: Callable[[], nn.Module]) -> None:
     script = Script(make=lambda: (make(), F.cross_entropy), samples=vectors)
     found = verify(script, replicas=2, plan_changes=LOCAL)

@@ -13,6 +13,7 @@ from funcpipe.errors import ModelError, PlanError
 from funcpipe.model.graph import trace
 from funcpipe.model.split import split
 from funcpipe.training.carried import RunningStatistics
+from tests.examples import in_long_run
 from tests.jobs.norms import (
     WIDTH,
     AsImages,
@@ -112,8 +113,12 @@ NORMS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
-@pytest.mark.parametrize("reentrant", [False, True])
-@pytest.mark.parametrize("norm", NORMS)
+OFTEN = [("momentum", False), ("cumulative", True), ("called twice", False), ("instances", True)]
+
+
+@pytest.mark.parametrize(
+    ("norm", "reentrant"), [*OFTEN, *in_long_run((norm, not reentrant) for norm, reentrant in OFTEN)]
+)
 def test_checkpoints_update_statistics_again(norm: str, reentrant: bool) -> None:
     script = script_of(lambda: checkpointed(NORMS[norm], nn.Sequential, reentrant))
     assert_equal(script, stages=2)

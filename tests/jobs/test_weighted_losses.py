@@ -17,6 +17,7 @@ from funcpipe.neighbours.parameter_server.worker_group import Updates
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.evaluation import Scores
 from funcpipe.training.recipe import recipe_with
+from tests.examples import in_long_run
 from tests.in_process import prepared_run, run_workers
 from tests.jobs.scripts import EQUAL, SGD, Script, job_of, run_over_functions, run_script, worst_difference
 from tests.jobs.test_losses import PADDING, Language, Residual, padded, ragged, refusal, sentences, token_mean, vectors
@@ -108,7 +109,7 @@ def next_tokens(output: Any, labels: Tensor) -> tuple[Tensor, Tensor]:
     return F.cross_entropy(logits, wanted, reduction="sum"), (wanted != PADDING).sum()
 
 
-@pytest.mark.parametrize(("stages", "replicas"), [(2, 2), (3, 1)])
+@pytest.mark.parametrize(("stages", "replicas"), [(2, 2), *in_long_run([(3, 1)])])
 def test_a_language_model_with_padding_equals_a_script_on_whole_batches(stages: int, replicas: int) -> None:
     script = Script(make=lambda: (gpt2(), next_tokens), samples=partial(sentences, 28), recipe=WEIGHTED)
     expected = run_script(script, loss_of=mean_of)[0]

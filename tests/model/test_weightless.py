@@ -12,6 +12,7 @@ from funcpipe.model.graph import LayerGraph, trace
 from funcpipe.model.graph.equivalence import check_batch_sizes
 from funcpipe.model.tensors import fingerprint, same, stand_in, storage_id
 from funcpipe.model.weightless import Weightless
+from tests.examples import in_long_run
 
 MODE = Weightless()
 X = torch.arange(12.0).view(3, 4)
@@ -100,7 +101,7 @@ def test_numbers_stand_in_for_contents() -> None:
     assert found["x"] is X
 
 
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize("masked", [True, *in_long_run([False])])
 def test_a_llama_has_the_layers_and_the_operators_that_it_has_with_weights(masked: bool) -> None:
     """A given mask is read in a shortcut of its code. Without one attention is causal, with other gradients in bf16."""
     from transformers import LlamaConfig, LlamaForCausalLM

@@ -21,7 +21,7 @@ from funcpipe.partitioner.search.exhaustive import exhaustive
 from funcpipe.partitioner.search.incumbents import incumbents_for
 from funcpipe.partitioner.search.search import Search
 from funcpipe.partitioner.search.spaces import Space, all_spaces
-from tests.examples import at_most
+from tests.examples import at_most, in_long_run
 from tests.partitioner.instances import MB, all_points, chain, draw_problem, platform
 from tests.partitioner.oracles import compare, in_all_modes, optima
 from tests.partitioner.problems import divided
@@ -37,7 +37,7 @@ def best(problem: Problem, policy: object) -> Plan | None:
     return found
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", [*range(20), *in_long_run(range(20, 30))])
 def test_exact_equals_exhaustive_in_all_modes(seed: int) -> None:
     compare(draw_problem(seed), optima(f"all modes {seed}"))
 
@@ -47,6 +47,7 @@ def test_exact_equals_exhaustive_with_an_optimiser_divided_over_replicas(seed: i
     compare(divided(seed), optima(f"divided {seed}"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tens", [100, 101])
 def test_exact_equals_exhaustive_on_twenty_more(tens: int) -> None:
     for seed in range(10 * tens, 10 * tens + 10):

@@ -11,13 +11,14 @@ from funcpipe.partitioner.search.exact import exact
 from funcpipe.partitioner.search.incumbents import incumbents_for
 from funcpipe.partitioner.search.search import Search
 from funcpipe.platforms.catalog import load_spec
+from tests.examples import in_long_run
 from tests.partitioner.instances import chain, platform
 from tests.partitioner.oracles import by_plain_search, compare, optima
 from tests.partitioner.plain_search import plain_points
 from tests.partitioner.problems import larger
 
 
-@pytest.mark.parametrize("seed", range(25))
+@pytest.mark.parametrize("seed", [*range(15), *in_long_run(range(15, 25))])
 def test_exact_equals_a_plain_search(seed: int) -> None:
     compare(larger(seed), optima(f"larger {seed}"))
 
@@ -32,6 +33,7 @@ def test_a_lane_of_the_first_stage_does_not_hide_one_behind_it() -> None:
     assert plan.solver.objective == pytest.approx((dollars + 30 / 3600 * seconds).min(), rel=1e-9)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("tens", [100, 101])
 def test_exact_equals_a_plain_search_on_twenty_more(tens: int) -> None:
     for seed in range(10 * tens, 10 * tens + 10):

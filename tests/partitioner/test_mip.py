@@ -12,6 +12,7 @@ from funcpipe.errors import Infeasible, InvalidValue, SolverUnavailable
 from funcpipe.partitioner.optimize import optimize
 from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import exact
+from tests.examples import in_long_run
 from tests.partitioner.instances import MB, chain, platform
 
 if TYPE_CHECKING:
@@ -73,7 +74,7 @@ def modes(seed: int, layers: int, sizes: int, replicas: tuple[int, ...] = (1, 2)
     return [replace(problem, training=training) for training in limits]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(3), *in_long_run(range(3, 6))])
 def test_highs_equals_the_exact_search(seed: int) -> None:
     for problem in modes(seed, 4, 2):
         check(problem, policy("highs"))
@@ -95,7 +96,7 @@ def test_one_way_for_all_stages_is_no_better_than_one_for_each(seed: int) -> Non
         assert best.objective <= found.objective * (1 + 1e-6)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(3), *in_long_run(range(3, 6))])
 def test_gurobi_equals_the_exact_search(seed: int) -> None:
     for problem in modes(seed, 4, 2):
         check(problem, policy("gurobi"))

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from funcpipe.show.page import write_page
+from tests.examples import in_long_run
 from tests.show.large import material
 from tests.support.browser import WAIT_MS
 
@@ -32,8 +33,9 @@ def opened(browser: Any, address: str, *, width: int = 1280, scheme: str = "ligh
     return page, wrong
 
 
-@pytest.mark.parametrize("width", [1280, 375])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(
+    ("scheme", "width"), [("light", 1280), ("dark", 375), *in_long_run([("light", 375), ("dark", 1280)])]
+)
 def test_it_opens_without_an_error_and_fits(browser: Any, address: str, width: int, scheme: str) -> None:
     page, wrong = opened(browser, address, width=width, scheme=scheme)
     assert wrong == []

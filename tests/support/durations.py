@@ -104,7 +104,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def test_of(name: str) -> str:
     """The test's name without the group that pytest-xdist adds to it."""
-    return re.sub(r"@\w+$", "", name)
+    return re.sub(r"@[\w ]+$", "", name)
 
 
 def by_folder(seconds: dict[str, float]) -> dict[str, tuple[int, float]]:

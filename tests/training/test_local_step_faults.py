@@ -7,6 +7,7 @@ import pytest
 
 from funcpipe.core import FaultTolerance, Wire
 from funcpipe.testing.memory_storage import MemoryStorage
+from tests.examples import in_long_run
 from tests.in_process import Killing, run_workers
 from tests.recording import Recording
 from tests.training.test_local_steps import (
@@ -28,18 +29,21 @@ def train(storage: Killing, wire: Wire = Wire.FP32, *, every: int = 2, **options
     assert_equal_to_the_reference(workers, job, *add)
 
 
+DEATHS = [
+    ("s0.r1", "00000003/put-activation", 2, 2, Wire.FP32),  # in the middle of a round, after its checkpoint
+    ("s1.r0", "00000002/put-gradient", 2, 2, Wire.INT8),
+    ("s0.r0", "00000003/put-split", 2, 2, Wire.INT8),  # in the meeting
+    ("s1.r1", "00000003/put-merged", 3, 3, Wire.FP32),
+    ("s1.r1", "00000005/put-gradient", 3, 3, Wire.INT8),  # after a meeting that it repeats
+    ("s1.r0", "00000005/put-gradient", 4, 4, Wire.FP32),  # after one that its checkpoint holds
+]
+OTHER = {Wire.FP32: Wire.INT8, Wire.INT8: Wire.FP32}
+
+
 @pytest.mark.parametrize(
-    ("killed", "last", "every", "restored"),
-    [
-        ("s0.r1", "00000003/put-activation", 2, 2),  # in the middle of a round, after its checkpoint
-        ("s1.r0", "00000002/put-gradient", 2, 2),
-        ("s0.r0", "00000003/put-split", 2, 2),  # in the meeting
-        ("s1.r1", "00000003/put-merged", 3, 3),
-        ("s1.r1", "00000005/put-gradient", 3, 3),  # after a meeting that it repeats
-        ("s1.r0", "00000005/put-gradient", 4, 4),  # after one that its checkpoint holds
-    ],
+    ("killed", "last", "every", "restored", "wire"),
+    [*DEATHS, *in_long_run((*death[:4], OTHER[death[4]]) for death in DEATHS)],
 )
-@pytest.mark.parametrize("wire", [Wire.FP32, Wire.INT8])
 def test_a_replica_that_is_killed_repeats_its_own_steps(
     killed: str, last: str, every: int, restored: int, wire: Wire, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -157,7 +157,7 @@ class Replica:
         return flat
 
 
-@at_most(60)
+@at_most(30)
 @given(
     way=st.sampled_from([Sync.THREE_PHASE, Sync.PIPELINED, Sync.STREAMED]),
     replicas=st.integers(2, 6),

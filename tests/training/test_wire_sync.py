@@ -22,6 +22,7 @@ from tests.e2e.int8_sums import Int8Sums
 from tests.e2e.networks import Lopsided
 from tests.e2e.plans import even_plan, momentum, sample_numbers
 from tests.e2e.reference import largest_difference, members, train
+from tests.examples import in_long_run
 from tests.in_process import make_job, run_workers
 from tests.training import test_ties
 
@@ -32,15 +33,8 @@ WAYS = [
     *[(Sync.EXCHANGE, Streams(3, 1, 1)), (Sync.STREAMED, Streams(4, 2, 2))],
     (Sync.HIERARCHICAL, None),
 ]
-DIVIDED = [
-    *[(WAYS[0], 3), (WAYS[4], 3)],
-    *[(WAYS[1], 2), (WAYS[5], 4)],
-    *(
-        pytest.param(way, replicas, marks=pytest.mark.long)
-        for way, replicas in ((WAYS[0], 2), (WAYS[1], 3), (WAYS[4], 2))
-    ),
-]
-"""Ways of summing that divide the optimiser, and numbers of replicas."""
+DIVIDED = {WAYS[0]: 3, WAYS[4]: 3, WAYS[1]: 2, WAYS[5]: 4}
+"""Ways of summing that divide the optimiser, and with how many replicas each is tried."""
 
 
 def model(wire: Wire = Wire.FP32) -> nn.Module:
@@ -109,10 +103,19 @@ def assert_every_worker_has(workers: dict[str, Worker], expected: dict[str, Tens
                 assert found.numpy().tobytes() == expected[name].numpy().tobytes(), (worker, name)
 
 
+def divided() -> Iterator[Any]:
+    """Each way with one wire; with both, and with other numbers of replicas, in the long run."""
+    wires = (Wire.BF16, Wire.INT8)
+    often = [(way, replicas, wires[i % 2]) for i, (way, replicas) in enumerate(DIVIDED.items())]
+    more = [*DIVIDED.items(), (WAYS[0], 2), (WAYS[1], 3), (WAYS[4], 2)]
+    every = [(*way, wire) for way in more for wire in wires]
+    return itertools.chain(often, in_long_run(case for case in every if case not in often))
+
+
 def summed() -> Iterator[Any]:
-    """Every way with two and with more replicas in 16 and 8 bits, and once in 32; all of them in the long run."""
+    """Every way once in 32, 16 and 8 bits; with all numbers of replicas in the long run."""
     for (i, way), replicas, wire in itertools.product(enumerate(WAYS), (2, 3, 4), (Wire.BF16, Wire.FP32, Wire.INT8)):
-        chosen = {Wire.BF16: (2, 3 + i % 2), Wire.INT8: (2, 4 - i % 2), Wire.FP32: (2 if i else 3,)}[wire]
+        chosen = {Wire.BF16: (2 + i % 2,), Wire.INT8: (4 - i % 2,), Wire.FP32: (2 if i else 3,)}[wire]
         chosen = (4,) if way[0] is Sync.HIERARCHICAL else chosen  # fewer are one group
         marks = [] if replicas in chosen else [pytest.mark.long]
         yield pytest.param(way, replicas, wire, marks=marks, id=f"{wire.value}-{replicas}-{way[0].value}")
@@ -141,8 +144,7 @@ def test_rounding_shows_and_feedback_does() -> None:
     assert not torch.equal(with_it, without)
 
 
-@pytest.mark.parametrize("wire", [Wire.BF16, Wire.INT8])
-@pytest.mark.parametrize(("way", "replicas"), DIVIDED)
+@pytest.mark.parametrize(("way", "replicas", "wire"), [*divided()])
 def test_a_divided_optimiser_sums_alike_and_keeps_its_parameters_exact(
     way: tuple[Sync, Streams | None], replicas: int, wire: Wire
 ) -> None:

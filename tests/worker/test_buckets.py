@@ -11,6 +11,7 @@ from funcpipe.core import Streams, Sync
 from tests.e2e.networks import Lopsided
 from tests.e2e.plans import even_plan, momentum
 from tests.e2e.reference import largest_difference
+from tests.examples import in_long_run
 from tests.in_process import states, train_both
 from tests.training import test_ties
 
@@ -46,10 +47,7 @@ def trained(sync: Sync, streams: Streams | None, *, replicas: int, recompute: bo
     return found
 
 
-@pytest.mark.parametrize(
-    ("replicas", "recompute"),
-    [(2, True), (3, False), (3, True)],
-)
+@pytest.mark.parametrize(("replicas", "recompute"), [(3, True), *in_long_run([(2, True), (3, False)])])
 def test_every_way_to_cut_the_gradients_gives_the_same_bits(replicas: int, recompute: bool) -> None:
     plain = trained(Sync.THREE_PHASE, None, replicas=replicas, recompute=recompute)
     for sync, streams in WAYS:

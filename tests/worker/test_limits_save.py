@@ -30,6 +30,7 @@ from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.worker import hand_over
 from tests.e2e import small
 from tests.e2e.plans import even_plan
+from tests.examples import in_long_run
 from tests.in_process import make_job
 
 RUN = "run-1"
@@ -118,7 +119,7 @@ def train(
         platform.stop_all()
 
 
-@pytest.mark.parametrize("message", range(81, 93))
+@pytest.mark.parametrize("message", [*range(81, 93, 2), *in_long_run(range(82, 93, 2))])
 def test_a_limit_at_any_message_of_three_steps_repeats_none(message: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Two micro-batches make four messages a step: some workers have done one step more than others."""
     saved = ends_at_limit(Limited(lambda _, number: number == message), monkeypatch)

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from funcpipe.model.graph import trace
+from tests.examples import in_long_run
 from tests.model.graph.check import check
 
 
@@ -133,7 +134,7 @@ def gpt2() -> tuple[Any, tuple[str, ...]]:
     return plain, tuple(layer.name for layer in trace(plain, (torch.randint(0, 11, (3, 6)),)).layers)
 
 
-@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("reentrant", [False, *in_long_run([True])])
 def test_gradient_checkpointing_of_transformers_shows_the_blocks(reentrant: bool) -> None:
     plain, names = copy.deepcopy(gpt2())
     plain.activation_checkpointing_enable({"use_reentrant": reentrant})

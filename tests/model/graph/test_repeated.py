@@ -8,6 +8,7 @@ from funcpipe.model.graph import trace, tracing
 from funcpipe.model.graph.repeated import RepeatedBlocks, repeated_blocks, shortened
 from funcpipe.model.graph.values import LayerGraph
 from funcpipe.model.weightless import Weightless
+from tests.examples import in_long_run
 
 SAMPLE = (torch.arange(12).view(2, 6),)
 
@@ -124,10 +125,7 @@ def test_lists_that_end_in_many_blocks_of_one_kind_are_found() -> None:
     assert repeated_blocks(model) == (RepeatedBlocks("others", 1, 8),)
 
 
-LONG = [pytest.param(kind, marks=pytest.mark.long) for kind in (Counting, Refusing)]
-
-
-@pytest.mark.parametrize("kind", [Model, Other, Skipping, *LONG])
+@pytest.mark.parametrize("kind", [Model, Other, *in_long_run([Skipping, Counting, Refusing])])
 def test_the_graph_is_that_of_all_blocks(kind: type[Model], monkeypatch: pytest.MonkeyPatch) -> None:
     model, mode = without_weights(kind)
     found = trace(model, SAMPLE)

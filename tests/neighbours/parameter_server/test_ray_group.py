@@ -72,6 +72,7 @@ def site_in(folder: Path) -> Any:
     )
 
 
+@pytest.mark.long
 def test_a_node_is_taken_back_and_the_server_dies_and_the_result_is_that_of_one_process(
     cluster: Any, tmp_path: Path
 ) -> None:

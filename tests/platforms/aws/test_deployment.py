@@ -16,6 +16,7 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.shared.cloud import SECRET
 from funcpipe.platforms.shared.package import Docker, Package
 from tests.cloud_emulation.aws import AwsCloud
+from tests.examples import in_long_run
 from tests.platforms.aws.conftest import reset
 
 SHAPE = Shape(name="funcpipe", memory_mb=(1024, 2048))
@@ -108,7 +109,7 @@ def test_a_deployment_without_a_watchdog_has_neither_its_function_nor_its_role(
     assert with_watchdog.keeping_text(nowhere).endswith(told)
 
 
-@pytest.mark.parametrize("effective", [False, True], ids=["refused", "answer lost"])
+@pytest.mark.parametrize("effective", [True, *in_long_run([False])], ids=["answer lost", "refused"])
 def test_a_deployment_that_fails_at_any_call_can_be_repeated(
     cloud: AwsCloud, account: Account, effective: bool
 ) -> None:
@@ -120,7 +121,7 @@ def test_a_deployment_that_fails_at_any_call_can_be_repeated(
         assert inventory(cloud) == COMPLETE
 
 
-@pytest.mark.parametrize("effective", [False, True], ids=["refused", "answer lost"])
+@pytest.mark.parametrize("effective", [False, *in_long_run([True])], ids=["refused", "answer lost"])
 def test_a_removal_that_fails_at_any_call_can_be_repeated(cloud: AwsCloud, account: Account, effective: bool) -> None:
     deploy(account)
     before = len(cloud.calls)
