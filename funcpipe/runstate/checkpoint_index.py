@@ -17,7 +17,7 @@ from funcpipe.platforms.base import Storage
 from funcpipe.runstate.keys import Keys
 
 _MANIFEST = re.compile(r"(\d{8})\.([a-z0-9.]+)\.json", re.ASCII)
-_DONE = re.compile(r"s(\d+)\.r(\d+)/(\d{8})\.(\d{8})", re.ASCII)
+_DONE = re.compile(r"s(\d+)\.r(\d+)/(\d{8}\.\d{4})\.(\d{8})", re.ASCII)
 _PART = re.compile(r"\d{8}\.(\d+)of(\d+)(m?)\..+", re.ASCII)
 
 
@@ -145,13 +145,14 @@ def read_index(storage: Storage, keys: Keys, *, first_step: int) -> CheckpointIn
             saved.setdefault(int(folder[1:]), []).append((int(match[1]), name))
         elif folder[1:].isdecimal():
             files.setdefault(int(folder[1:]), []).append(name)
-    newest: dict[WorkerId, tuple[int, int]] = {}  # the attempt and the step of the mark that counts
+    newest: dict[WorkerId, tuple[str, int]] = {}  # the attempt and turn, and the step, of the mark that counts
     for key in storage.list(keys.all_progress):
         match = _DONE.fullmatch(key.removeprefix(keys.all_progress))
         if match is not None:
             worker = int(match[1]), int(match[2])
-            newest[worker] = max(newest.get(worker, (0, 0)), (int(match[3]), int(match[4])))
-    done = {worker: step for worker, (_, step) in newest.items()}
+            newest[worker] = max(newest.get(worker, ("", 0)), (match[3], int(match[4])))
     entries = {stage: tuple(sorted(found)) for stage, found in saved.items()}
     names = {stage: tuple(found) for stage, found in files.items()}
-    return CheckpointIndex(saved=entries, files=names, done=done, first_step=first_step)
+    return CheckpointIndex(
+        saved=entries, files=names, done={worker: step for worker, (_, step) in newest.items()}, first_step=first_step
+    )

@@ -112,7 +112,7 @@ class Checkpoints:
         self, storage: Storage, keys: Keys, *, first_step: int = 0, attempt: int = 0, file_bytes: int = FILE_BYTES
     ) -> None:
         self._first_step = first_step
-        self._attempt = attempt
+        self._attempt, self._turn = attempt, 0
         self._storage = storage
         self._keys = keys
         self._file_bytes = file_bytes
@@ -178,7 +178,7 @@ class Checkpoints:
         that puts another mark later, which does not count, leaves it there.
         """
         name = worker_name(*worker)
-        key = self._keys.done(name, self._attempt, step)
+        key = self._keys.done(name, self._attempt, self._turn, step)
         self._storage.put(key, b"" if mark is None else encode_document(mark))
         marks = self._marks[name] if name in self._marks else frozenset(self._storage.list(self._keys.progress(name)))
         outdated = sorted(other for other in marks if other < key and _step_of(other) <= step)[:-1]
@@ -187,12 +187,13 @@ class Checkpoints:
         self._marks[name] = marks.difference(outdated) | {key}
 
     def take_over_marks(self, worker: WorkerId) -> None:
-        """Let only marks of this attempt count for `worker`; its first is that of the step from which it restarts.
+        """Let only marks from now on count for `worker`; the first is that of the step from which it restarts.
 
         An attempt does this before it restores a checkpoint. Otherwise others would delete messages that it will read:
         if an attempt before, which is asleep or slow, put another mark, or if another replica published a checkpoint
-        of steps that earlier attempts have done and this one repeats.
+        of steps that were done before and are repeated.
         """
+        self._turn += 1
         name, marked = worker_name(*worker), -1
         while True:  # again if there is another mark or checkpoint meanwhile, which others may have seen
             marks = {_step_of(key): key for key in self._storage.list(self._keys.progress(name))}
@@ -203,7 +204,7 @@ class Checkpoints:
                 mark = self._storage.get(marks[step]) if step in marks else b""
             except KeyMissing:  # deleted by an attempt before, which still runs
                 continue
-            self._storage.put(self._keys.done(name, self._attempt, step), mark)
+            self._storage.put(self._keys.done(name, self._attempt, self._turn, step), mark)
             self._marks.pop(name, None)
             marked = step
 

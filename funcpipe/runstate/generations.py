@@ -60,7 +60,7 @@ OF_GENERATION = (
     *("stage/STAGE.bundle", "stage/STAGE.tensors", "data/DATA", "payloads/NAME", "journal/NUMBER"),
     *("messages/NAME/NUMBER/NAME", "messages/NAME/NUMBER.NUMBER/NAME"),
     *("checkpoints/run.json", "checkpoints/STAGE/FILE", "best/STAGE/FILE"),
-    *("steps/NUMBER.NAME", "losses/NAME/NUMBER.NUMBER", "progress/NAME/NUMBER.NUMBER"),
+    *("steps/NUMBER.NAME", "losses/NAME/NUMBER.NUMBER", "progress/NAME/NUMBER.NUMBER.NUMBER"),
     *("validations/NUMBER", "scores/NUMBER/NAME/NUMBER", "outputs/NUMBER.NAME"),
     *("leases/NAME/NUMBER", "heartbeats/NAME/NUMBER", "hand-overs/NAME/NUMBER", "restarts/NAME/NUMBER"),
     *("renewals/NUMBER", "functions/NAME/NUMBER.TOKEN", "reports/NAME/NUMBER", "traces/NAME/NUMBER"),

@@ -238,9 +238,12 @@ class Keys:
         """The prefix of all traces."""
         return self._folder("traces")
 
-    def done(self, worker: str, attempt: int, step: int) -> str:
-        """Exists once `attempt` of `worker` knows that it, or attempts before it, have finished `step` steps."""
-        return self._key("progress", worker, f"{attempt:08d}.{step:08d}")
+    def done(self, worker: str, attempt: int, turn: int, step: int) -> str:
+        """Exists once `attempt` of `worker` knows that it, or attempts before it, have finished `step` steps.
+
+        A `turn` ends where the attempt goes back.
+        """
+        return self._key("progress", worker, f"{attempt:08d}.{turn:04d}.{step:08d}")
 
     def progress(self, worker: str) -> str:
         """Return the prefix of the `done` keys of `worker`."""

@@ -184,8 +184,7 @@ class CheckpointManager:
         self._checkpoints = Checkpoints(storage, keys, first_step=spec.first_step, attempt=spec.attempt)
         self._messages = MessageGC(self._worker)
         self._saved_step = self._done_step = spec.first_step
-        self._restored = spec.attempt > 0
-        self._took_over = spec.attempt == 0
+        self._repeats = spec.attempt > 0
         self._marks: dict[int, ReplicaMark] = {}
         self._record_due_s = time.monotonic() + _RECORD_S if spec.attempt == 0 else -math.inf
         self.written: frozenset[str] = frozenset()
@@ -203,18 +202,17 @@ class CheckpointManager:
         Where steps were done before, it also takes charge of their messages: `messages_of` returns what the
         worker puts in a step. Those of steps that are to be repeated are `written` then.
         """
-        if not self._took_over:
+        if self._repeats:
             self._checkpoints.take_over_marks(self._worker)
-            self._took_over = True
         self._saved_step, state = self._checkpoints.load_latest(self._worker)
         if state is not None:
             self._computation.restore(state)
             _log.info("restored the checkpoint after step %d", self._saved_step)
         elif self.drift is not None:
             raise CorruptMessage(f"{self.drift}; nothing is saved yet, so another attempt begins anew")
-        if self._restored:
+        if self._repeats:
             self._adopt_messages(messages_of)
-        self._restored = True
+        self._repeats = True
         self._marks, self.drift = {}, None
         return self._saved_step
 

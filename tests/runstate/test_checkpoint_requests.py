@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Sequence
 
+import pytest
 from torch import nn
 
 from funcpipe.core import worker_name
@@ -39,8 +40,8 @@ class Counted(MemoryStorage):
 
 def marks(storage: MemoryStorage) -> list[tuple[int, int]]:
     """The attempt and step of each mark of the worker."""
-    found = storage.list(KEYS.progress(worker_name(*WORKER)))
-    return [(int(key[-17:-9]), int(key[-8:])) for key in found]
+    found = (key.rpartition("/")[2].split(".") for key in storage.list(KEYS.progress(worker_name(*WORKER))))
+    return [(int(attempt), int(step)) for attempt, _, step in found]
 
 
 def test_an_attempt_lists_the_marks_of_its_worker_once() -> None:
@@ -85,9 +86,29 @@ def test_a_worker_that_goes_back_marks_the_steps_again() -> None:
     storage = Counted()
     checkpoints = Checkpoints(storage, KEYS)
     for step in (2, 4, 6, 4, 6, 8):
+        if step == 4:
+            checkpoints.take_over_marks(WORKER)
         checkpoints.mark_done(WORKER, step)
         assert step in {marked for _, marked in marks(storage)}
     assert marks(storage) == [(0, 6), (0, 8)]
+
+
+@pytest.mark.parametrize("attempt", [0, 1], ids=["goes back", "is restarted"])
+def test_a_worker_that_repeats_steps_restarts_before_them_until_it_dies(attempt: int) -> None:
+    """It has done eight steps, of which its stage's checkpoint is published while it repeats them from the fourth."""
+    storage, state = MemoryStorage(), capture_state(nn.Linear(3, 2), None, GradientNorm())
+    first = Checkpoints(storage, KEYS)
+    first.save(0, 4, state, writer="s0.r0.a0")
+    first.mark_done(WORKER, 8)
+    worker = Checkpoints(storage, KEYS, attempt=attempt) if attempt else first
+    worker.take_over_marks(WORKER)
+    Checkpoints(storage, KEYS).save(0, 8, state, writer="s0.r0.a0")
+    for step in (5, 6):
+        assert worker.index().restart_step(WORKER) == 4
+        worker.mark_done(WORKER, step)
+    successor = Checkpoints(storage, KEYS, attempt=attempt + 1)
+    successor.take_over_marks(WORKER)
+    assert successor.index().restart_step(WORKER) == 8
 
 
 def test_checkpoints_are_deleted_by_the_names_that_are_known() -> None:

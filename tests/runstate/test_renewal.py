@@ -33,7 +33,7 @@ NEEDED = (
     *(KEYS.reservation, *KEYS.records, KEYS.bundle(0), KEYS.parameters(0), KEYS.data("dataset.bundle")),
     *(KEYS.payload("s0.r0"), KEYS.message("s0.r0", 7, "put-activation.s0.r0.m0"), KEYS.halt, KEYS.verdict(0)),
     *(KEYS.checkpoint(0, "00000004.s0.r0.a00000000.json"), KEYS.step_report(7, "s1.r0"), KEYS.restart("s0.r0", 0)),
-    *(KEYS.owner.owner_lease(0, "0a"), KEYS.owner.owner_heartbeat(0, "0a"), KEYS.done("s0.r0", 2, 6)),
+    *(KEYS.owner.owner_lease(0, "0a"), KEYS.owner.owner_heartbeat(0, "0a"), KEYS.done("s0.r0", 2, 0, 6)),
     *(KEYS.lease("s0.r0", 1), KEYS.lease("s0.r0", 2), KEYS.hand_over("s0.r0", 1), KEYS.trace("s0.r0", 1)),
     *(KEYS.function("s0.r0", attempt, "0a") for attempt in range(3)),
     *(KEYS.worker_report("s0.r0", 1), KEYS.worker_report("s0.r0", 0), KEYS.heartbeat("s1.r0", 0)),

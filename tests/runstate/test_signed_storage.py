@@ -107,7 +107,7 @@ def objects_of(keys: Keys) -> tuple[str, ...]:
         keys.function("s0.r0", 0, "0a"),
         keys.worker_report("s0.r0", 0),
         keys.trace("s0.r0", 0),
-        keys.done("s0.r0", 0, 3),
+        keys.done("s0.r0", 0, 0, 3),
         keys.checkpoint(0, "00000003.s0.r0.a00000000.json"),
         keys.checkpoint(0, "00000004.s0.r0.a00000000.json"),
         keys.checkpoint(1, "00000003.s0.r0.a00000000.json"),

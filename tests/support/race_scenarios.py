@@ -73,7 +73,7 @@ def _checkpoint_is_whole(world: World) -> str | None:
 
 def _found_by_a_restart(objects: Mapping[str, bytes]) -> CheckpointIndex:
     """What an attempt would find that took over the marks of all before it now."""
-    taken_over = {re.sub(r"(/progress/.*/)\d+", r"\g<1>99999999", key): data for key, data in objects.items()}
+    taken_over = {re.sub(r"(/progress/.*/)\d+\.\d+", r"\g<1>99999999.0000", key): data for key, data in objects.items()}
     return Checkpoints(signed_for_tests(World.reader(taken_over)), KEYS).index()
 
 

@@ -176,7 +176,7 @@ def test_a_mark_that_was_cut_short_is_done_without() -> None:
     storage = MemoryStorage()
     mark = ReplicaMark(digest="a", attempt=0, instructions="")
     for worker in ("s0.r0", "s0.r1"):
-        put_document(storage, KEYS.done(worker, 0, 8), mark)
-    storage.put(KEYS.done("s0.r0", 0, 8), b"{")
+        put_document(storage, KEYS.done(worker, 0, 0, 8), mark)
+    storage.put(KEYS.done("s0.r0", 0, 0, 8), b"{")
     assert last_differences(storage, KEYS, stages=1, replicas=2, steps=8) == []
     assert compare(storage, KEYS, (0, 1), {8: mark}) is None
