@@ -60,7 +60,7 @@ class CheckpointIndex:
     def restart_step(self, worker: WorkerId, done: int | None = None) -> int:
         """Return the step at which `worker` restarts if it dies: its newest checkpoint that it has itself reached.
 
-        It has `done` so many steps; by default those that are known here.
+        `done` is the number of steps that it has done, by default by its mark.
         """
         done = self.done.get(worker, self.first_step) if done is None else done
         steps = {step for step, _ in self.saved.get(worker[0], ()) if step <= done}

@@ -187,7 +187,7 @@ class Ended:
     killed_at=st.none() | st.integers(20, 120),
     resumes=st.booleans(),
 )
-@at_most(6)
+@at_most(12)
 def test_what_is_shown_of_a_run_adds_up(
     replicas: int,
     count: int,

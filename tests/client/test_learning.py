@@ -235,13 +235,15 @@ def test_a_run_is_resumed_with_the_schedule_and_the_average_that_it_began_with()
 class SixthNotSaved(FunctionFaults):
     """The function dies before it saves the first stage after six steps, once the run can be resumed after four."""
 
+    SIXTH = "/checkpoints/s0/00000006"
+
     def __init__(self, storage: MemoryStorage, plan: Plan) -> None:
-        super().__init__(killed_writing=("/checkpoints/s0/00000006", 1))
+        super().__init__(killed_writing=(self.SIXTH, 1))
         self._storage, self._plan = signed(storage), plan
 
     def next(self, written: str = "") -> int:
         """As for any function."""
-        if "/checkpoints/s0/00000006" in written:
+        if self.SIXTH in written:
             wait_until(lambda: self._saved_step() == 4)
         return super().next(written)
 

@@ -9,7 +9,7 @@ from tests.examples import at_most
 from tests.jobs.composed import drawn, outcome
 
 
-@at_most(10)
+@at_most(20)
 @given(st.integers(0, 2**32 - 1))
 def test_a_composed_job_is_equal_or_refused(seed: int) -> None:
     outcome(drawn(random.Random(seed)))

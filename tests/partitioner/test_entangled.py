@@ -166,7 +166,7 @@ def test_too_few_functions_for_the_pins_are_told_whatever_the_graph_without_them
         optimize(profile, platform(2), TRAINING, edge_limit=1000, pins=Pins(cuts=("layer5", "layer9"), max_functions=2))
 
 
-@at_most(30)
+@at_most(60)
 @given(seed=st.integers(0, 10**6), limit=st.sampled_from([8, 20, 60, 10**6]))
 def test_any_tangle_is_planned_or_has_no_plan(seed: int, limit: int) -> None:
     """The oracle prices every plan: where it finds one, there is one, however few edges the graph may have."""

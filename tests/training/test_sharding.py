@@ -157,7 +157,7 @@ class Replica:
         return flat
 
 
-@at_most(30)
+@at_most(60)
 @given(
     way=st.sampled_from([Sync.THREE_PHASE, Sync.PIPELINED, Sync.STREAMED]),
     replicas=st.integers(2, 6),

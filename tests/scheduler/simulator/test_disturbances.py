@@ -51,7 +51,7 @@ disturbances = st.builds(
 )
 
 
-@at_most(30)
+@at_most(60)
 @given(shapes(), st.integers(0, 2**32), disturbances)
 def test_shared_links_processors_and_contention_as_computed_the_slow_way(
     shape: StepShape, seed: int, found: Disturbances
