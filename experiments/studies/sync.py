@@ -25,13 +25,15 @@ import torch
 
 from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
-from funcpipe.comm.collectives import Pattern, pattern
+from funcpipe.comm.collectives import pattern
 from funcpipe.comm.gradient_chunks import GradientChunks
 from funcpipe.comm.int8_chunks import gradient_chunks, new_feedback
+from funcpipe.comm.sum_pattern import Pattern
 from funcpipe.core import SYNC_WIRES, Resource, Routes, ScheduleKind, Streams, Sync, Wire
 from funcpipe.core.choices import OPEN_UPLOADS, open_downloads
 from funcpipe.partitioner.cost.stores import requests_each
-from funcpipe.partitioner.cost.sync_time import candidates, limit_s, sync_time_s
+from funcpipe.partitioner.cost.sync_choice import candidates
+from funcpipe.partitioner.cost.sync_time import limit_s, sync_time_s
 from funcpipe.platforms.local.files import FileStorage
 from funcpipe.platforms.local.throttle import OwnPace, Throttled
 from funcpipe.scheduler.execute import TaskResult, execute, lane_threads

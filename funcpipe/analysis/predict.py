@@ -11,7 +11,8 @@ from functools import partial
 
 import numpy as np
 
-from funcpipe.comm.collectives import Pattern, pattern_of
+from funcpipe.comm.collectives import pattern_of
+from funcpipe.comm.sum_pattern import Pattern
 from funcpipe.core import (
     ModelProfile,
     Plan,
@@ -300,11 +301,12 @@ class _StageRounding:
         size, sums = setting.sync_wire_ratio * summed, setting.merged_wire_ratio * summed
         share = chosen.piece_share
         _, last = largest_shares(plan.ways[number], plan.replicas)
-        all_each_s = all_s(way, size, sums, plan.replicas, rounding) / chosen.streams.rounds
+        fan_in = chosen.streams.groups
+        all_each_s = all_s(way, size, sums, plan.replicas, rounding, fan_in) / chosen.streams.rounds
         return _StageRounding(
             encode_s=float(rounding.encode_s),
-            merge_s=float(addition_s(way, share * size, share * sums, plan.replicas, rounding)),
-            merge_group_s=float(group_addition_s(way, share * size, plan.replicas, rounding)),
+            merge_s=float(addition_s(way, share * size, share * sums, plan.replicas, rounding, fan_in)),
+            merge_group_s=float(group_addition_s(way, share * size, plan.replicas, rounding, fan_in)),
             rounds=chosen.streams.rounds,
             read_s=float(rounding.decode_sum_s * last * sums),
             beside_s=float(rounding.lost * all_each_s),

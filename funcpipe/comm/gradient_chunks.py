@@ -23,8 +23,8 @@ from torch import Tensor
 
 from funcpipe.comm.block_int8 import BLOCK
 from funcpipe.comm.buffer_pool import block
-from funcpipe.comm.collectives import Pattern, Piece
 from funcpipe.comm.piece_ranges import piece_ranges
+from funcpipe.comm.sum_pattern import Pattern, Piece
 from funcpipe.comm.wire_form import sent_as
 from funcpipe.core import Wire
 

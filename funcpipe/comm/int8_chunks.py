@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from funcpipe.comm.block_int8 import BLOCK, blocks_in, quantise, restore
-from funcpipe.comm.collectives import Pattern, Piece
 from funcpipe.comm.error_feedback import ErrorFeedback
 from funcpipe.comm.gradient_chunks import GradientChunks
 from funcpipe.comm.piece_ranges import piece_ranges
+from funcpipe.comm.sum_pattern import Pattern, Piece
 from funcpipe.core import Wire
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from funcpipe.comm.collectives import Pattern, split_ranges
+from funcpipe.comm.sum_pattern import Pattern, split_ranges
 
 
 def piece_ranges(

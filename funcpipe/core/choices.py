@@ -99,11 +99,12 @@ class Sync(Enum):
     EXCHANGE = "exchange"
     ALL_REDUCE = "all-reduce"
     HIERARCHICAL = "hierarchical"
+    TREE = "tree"
 
     @property
     def shares_sums(self) -> bool:
         """True if each replica sums a part of the gradients for all others."""
-        return self not in (Sync.EXCHANGE, Sync.ALL_REDUCE)
+        return self not in (Sync.EXCHANGE, Sync.ALL_REDUCE, Sync.TREE)
 
     def fed_back(self, replicas: int) -> float:
         """Return the most values per parameter that a replica keeps for sums in 8 bits: the rounding errors of what it
@@ -201,7 +202,7 @@ class Streams:
     """The division of a streamed synchronisation: into `rounds`, each with raw objects for `groups` of readers.
 
     Each replica sends the sums of all rounds in `merged` objects. An exchange only has rounds, a hierarchical
-    synchronisation only groups of readers.
+    synchronisation only groups of readers. In a tree, each replica adds what up to `groups` others have put.
     """
 
     rounds: int
@@ -228,6 +229,9 @@ def usual_streams(sync: Sync, replicas: int, streams: Streams | None = None) -> 
         case Sync.HIERARCHICAL:
             wanted = OPEN_UPLOADS if streams is None else streams.groups
             return Streams(rounds=1, groups=min(wanted, max(members_of_group(replicas) - 1, 1)), merged=1)
+        case Sync.TREE:
+            chosen = Streams(rounds=4, groups=4, merged=4) if streams is None else streams
+            return Streams(chosen.rounds, min(chosen.groups, one_each), merged=chosen.rounds)
 
 
 @lru_cache
@@ -239,6 +243,18 @@ def members_of_group(replicas: int) -> int:
     [2, 4, 4, 16]
     """
     return next(size for size in range(1, replicas + 1) if size * size >= replicas and replicas % size == 0)
+
+
+def tree_depth(replicas: int, fan_in: int) -> int:
+    """Return through how many other replicas' sums a contribution goes at most in a tree of so many replicas.
+
+    >>> [tree_depth(replicas, fan_in=2) for replicas in (1, 2, 3, 4, 128)]
+    [0, 1, 1, 2, 7]
+    """
+    depth, last = 0, replicas - 1
+    while last > 0:
+        depth, last = depth + 1, (last - 1) // fan_in
+    return depth
 
 
 OPEN_UPLOADS = 4
@@ -268,5 +284,5 @@ class SyncWay:
         if self.streams is None:
             return self.sync.value
         counts = (self.streams.rounds, self.streams.groups, self.streams.merged)
-        own = {Sync.EXCHANGE: counts[:1], Sync.HIERARCHICAL: counts[1:2]}.get(self.sync, counts)
+        own = {Sync.EXCHANGE: counts[:1], Sync.HIERARCHICAL: counts[1:2], Sync.TREE: counts[:2]}.get(self.sync, counts)
         return f"{self.sync.value} {'/'.join(map(str, own))}"

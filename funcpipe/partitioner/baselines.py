@@ -24,7 +24,6 @@ from funcpipe.partitioner.cost.evaluate import plan_loads
 from funcpipe.partitioner.cost.formulas import lane_times, stage_costs
 from funcpipe.partitioner.cost.loads import Setting
 from funcpipe.partitioner.cost.pipeline import dollars, plan_costs
-from funcpipe.partitioner.cost.sync_time import parameter_server_s
 from funcpipe.partitioner.cost.sync_ways import sync_times
 from funcpipe.partitioner.problem.goal import Goal
 from funcpipe.partitioner.problem.options import edge_loads
@@ -273,7 +272,7 @@ def _with_server(plan: Plan, problem: Problem, setting: Setting, server: Server)
     """The estimate of a plan of one stage that synchronises through a server instead of storage."""
     assert plan.estimate is not None
     spec, loads = problem.spec, plan_loads(plan, problem.profile, problem.spec)
-    sync_s = parameter_server_s(
+    sync_s = _parameter_server_s(
         loads.parameter_bytes.item(),
         setting.replicas,
         loads.upload_bytes_s.item(),
@@ -297,3 +296,16 @@ def _with_server(plan: Plan, problem: Problem, setting: Setting, server: Server)
         bottleneck=f"stage 0 {'synchronisation' if sync_s > iteration_s - sync_s else 'compute'}",
         stages=(replace(plan.estimate.stages[0], sync_s=sync_s),),
     )
+
+
+def _parameter_server_s(
+    gradient_bytes: float, replicas: int, up: float, down: float, latency_s: float, server_bytes_s: float
+) -> float:
+    """Seconds in which all replicas push gradients to a server and pull parameters from it.
+
+    The server moves `server_bytes_s` each way, for all of them together, and no storage lies between: one latency each
+    way (HybridPS in LambdaML; Cirrus, SoCC 2019).
+    """
+    all_bytes = replicas * gradient_bytes
+    push_s = max(gradient_bytes / up, all_bytes / server_bytes_s)
+    return push_s + max(gradient_bytes / down, all_bytes / server_bytes_s) + 2 * latency_s

@@ -17,7 +17,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from funcpipe.comm.collectives import Pattern, pattern, transfers
+from funcpipe.comm.collectives import pattern, transfers
+from funcpipe.comm.sum_pattern import Pattern
 from funcpipe.core import Resource, Routes, ScheduleKind, Streams, Sync, SyncWay, TieRoute
 from funcpipe.scheduler.late import KIND_OF_MOVE, LatePart, late_tasks, with_late
 from funcpipe.scheduler.pipeline import RECEIVES, Links, Loading, Pipeline, Tasks, find_links, stage_loads, with_loads

@@ -14,7 +14,8 @@ long: of both directions of the link, one body at a time has it.
 
 from typing import NamedTuple
 
-from funcpipe.comm.collectives import Move, Pattern, transfers
+from funcpipe.comm.collectives import transfers
+from funcpipe.comm.sum_pattern import Move, Pattern
 from funcpipe.scheduler.pipeline import RECEIVES, Tasks
 from funcpipe.scheduler.tasks import Kind, Task
 

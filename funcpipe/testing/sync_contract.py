@@ -5,7 +5,8 @@ A test module gives the fixture `way`, from a number of replicas to their `Patte
 
 from collections.abc import Callable, Mapping
 
-from funcpipe.comm.collectives import Move, Pattern, Piece, Transfer, transfers
+from funcpipe.comm.collectives import transfers
+from funcpipe.comm.sum_pattern import Move, Pattern, Piece, Transfer
 
 Way = Callable[[int], Pattern]
 """How so many replicas sum their gradients."""
@@ -108,10 +109,10 @@ class _Replica:
                 for piece in pattern.read_pieces(self._number, transfer.peer, transfer.part):
                     self._read.setdefault(piece, {})[transfer.peer] = came[piece]
             case Move.MERGE:
-                split = pattern.merges(self._number)
-                assert split is not None
                 grouped = pattern.grouped_pieces(self._number, transfer.part)
-                for piece in grouped or ((transfer.part, split),):
+                split = pattern.merges(self._number)
+                assert grouped or split is not None
+                for piece in grouped or ((transfer.part, split or 0),):
                     read = self._read.get(piece, {})
                     peers = pattern.group_of(self._number) if grouped else range(pattern.replicas)
                     added = [rank for peer in peers for rank in read.pop(peer, ())]

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from funcpipe.comm.collectives import Pattern
 from funcpipe.comm.error_feedback import ErrorFeedback
 from funcpipe.comm.gradient_chunks import cut_unit
+from funcpipe.comm.sum_pattern import Pattern
 from funcpipe.core import Coupled, OnNan, TieRoute, Wire
 from funcpipe.model.split import StageModule
 from funcpipe.training.averaging import TeacherUpdate, WeightAverage

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from funcpipe.comm.collectives import Pattern
+from funcpipe.comm.sum_pattern import Pattern
 from funcpipe.core import Plan, fragment_numbers, stages_of_layers
 from funcpipe.model.graph import LayerGraph
 from funcpipe.model.graph.values import NOTHING_CARRIED

@@ -29,8 +29,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
-from funcpipe.comm.collectives import Pattern
 from funcpipe.comm.piece_ranges import piece_ranges
+from funcpipe.comm.sum_pattern import Pattern
 from funcpipe.core import END, Plan, ends_round, shift_of
 from funcpipe.training.gradients import FlatVector, Layout, in_form_of
 from funcpipe.training.norms import as_real

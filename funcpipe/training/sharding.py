@@ -32,9 +32,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from funcpipe.comm.collectives import Pattern
 from funcpipe.comm.error_feedback import ErrorFeedback
 from funcpipe.comm.int8_chunks import summed_ranges
+from funcpipe.comm.sum_pattern import Pattern
 from funcpipe.errors import CorruptMessage
 from funcpipe.model.split.module_state import PREFIX
 from funcpipe.training.gradients import Layout, is_absent

@@ -4,8 +4,8 @@ from collections.abc import Collection, Mapping, Sequence
 
 from torch import Tensor, nn
 
-from funcpipe.comm.collectives import Pattern
 from funcpipe.comm.piece_ranges import piece_ranges
+from funcpipe.comm.sum_pattern import Pattern
 from funcpipe.model.draws import SHARED_GENERATORS, layer_seed, reseed
 from funcpipe.model.split import StageModule
 from funcpipe.training.batches import Step

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from funcpipe.comm import codec
 from funcpipe.comm.channel import Channel, Received
-from funcpipe.comm.collectives import Pattern, Piece
 from funcpipe.comm.gradient_chunks import GradientChunks, message_wire
+from funcpipe.comm.sum_pattern import Pattern, Piece
 from funcpipe.core import Wire
 from funcpipe.errors import InvalidValue
 from funcpipe.scheduler.execute import TaskResult

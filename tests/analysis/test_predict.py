@@ -25,7 +25,7 @@ from funcpipe.core import (
     Wire,
 )
 from funcpipe.partitioner.cost.evaluate import evaluate
-from funcpipe.partitioner.cost.sync_time import choose
+from funcpipe.partitioner.cost.sync_choice import choose
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.scheduler.simulator.costs import Timeline
 from funcpipe.scheduler.tasks import Kind, Task
@@ -209,6 +209,7 @@ def test_sums_take_the_time_of_their_form_in_all_ways(replicas: int, size: int) 
         *map(SyncWay, (Sync.THREE_PHASE, Sync.PIPELINED, Sync.ALL_REDUCE)),
         *(SyncWay(Sync.EXCHANGE, Streams(rounds, 1, 1)) for rounds in (1, 7)),
         SyncWay(Sync.HIERARCHICAL),
+        *(SyncWay(Sync.TREE, Streams(rounds, 3, rounds)) for rounds in (1, 4)),
         *(SyncWay(choice.sync, choice.streams) for choice in best),
     ]
     for way in ways:

@@ -1,8 +1,9 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.comm.collectives import Pattern, pattern
+from funcpipe.comm.collectives import pattern
 from funcpipe.comm.piece_ranges import piece_ranges, round_ranges
+from funcpipe.comm.sum_pattern import Pattern
 from funcpipe.core import Streams, Sync
 
 streams = st.builds(Streams, st.integers(1, 6), st.integers(1, 8), st.integers(1, 6))

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from functools import reduce
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,12 +25,12 @@ class Int8Sums:
         sizes: Sequence[int],
         *,
         feeds_back: bool = True,
-        group: int | None = None,
+        order: list[Any] | None = None,
     ) -> None:
-        """`sizes` holds the number of elements of each parameter of the model; `group`, if any, the replicas that are
-        added first.
+        """`sizes` holds the number of elements of each parameter of the model; replicas are added in `order`, where
+        lists are groups that are added first.
         """
-        self._group = group
+        self._order = order
         self._stages = stages
         self._sizes = sizes
         self._feeds_back = feeds_back
@@ -43,11 +44,7 @@ class Int8Sums:
                 self._sent(np.concatenate([self._flat(own[i], i) for i in numbers]), (stage, replica))
                 for replica, own in enumerate(gradients)
             ]
-            group, replicas = self._group or len(came), len(came)
-            if group < replicas:
-                sums_of_groups = [reduce(np.add, came[first : first + group]) for first in range(0, replicas, group)]
-                came = [self._sent_by_adders(values, stage, i, replicas) for i, values in enumerate(sums_of_groups)]
-            total = reduce(np.add, came)
+            total = self._added(came, list(range(len(came))) if self._order is None else self._order, stage)
             summed = np.split(self._sent(total, (stage, -1)), np.cumsum([self._sizes[i] for i in numbers]))
             for i, values in zip(numbers, summed, strict=False):
                 like = next((own[i] for own in gradients if own[i] is not None), None)
@@ -59,19 +56,34 @@ class Int8Sums:
             return np.full(self._sizes[number], -0.0, np.float32)
         return gradient.detach().numpy().reshape(-1) + np.float32(0)
 
-    def _sent_by_adders(self, values: Floats, stage: int, number: int, replicas: int) -> Floats:
-        """What arrives of the sum of a group. What it loses is kept by the member that adds: where blocks are dealt out
-        to all replicas in order, member i adds those of the replicas at place i of all groups.
+    def _added(self, came: Sequence[Floats], order: list[Any], stage: int) -> Floats:
+        """The sum of what `came` of replicas, in `order`."""
+        found: Floats = reduce(
+            np.add,
+            [
+                came[one]
+                if isinstance(one, int)
+                else self._sent_by_adders(self._added(came, one, stage), stage, one, len(came))
+                for one in order
+            ],
+        )
+        return found
+
+    def _sent_by_adders(self, values: Floats, stage: int, group: list[Any], replicas: int) -> Floats:
+        """What arrives of the sum of a group. What it loses is kept by the member that adds: in a tree, which begins
+        with a replica, that one. Else blocks are dealt out to all replicas in order, and member i adds those of the
+        replicas at place i of all groups.
         """
         came = through_8_bits(values)
         came = np.where(np.signbit(values) & (values == 0), np.float32(-0.0), came)
         lost = values - came
         lost = np.where(np.isfinite(lost), lost, np.float32(0))
-        group = self._group or replicas
+        assert self._order is not None
+        adders = group[:1] if isinstance(self._order[0], int) else group
         for owner, blocks in enumerate(np.array_split(np.arange(-(-len(values) // BLOCK)), replicas)):
             if self._feeds_back and len(blocks):
                 at = slice(blocks[0] * BLOCK, (blocks[-1] + 1) * BLOCK)
-                self._kept[stage, number * group + owner % group][at] += lost[at]
+                self._kept[stage, adders[owner % len(adders)]][at] += lost[at]
         return came
 
     def _sent(self, values: Floats, key: tuple[int, int]) -> Floats:

@@ -8,9 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from funcpipe.core import Sync
+from funcpipe.core import Streams, Sync
 from funcpipe.model.draws import layer_seed
 from tests.e2e.int8_sums import Int8Sums
+
+Order = list[Any]
+"""Numbers of replicas, and lists of such that are added first."""
 
 
 def train(
@@ -25,14 +28,14 @@ def train(
     replicas: int = 1,
     rounded: torch.dtype | None = None,
     int8: Int8Sums | None = None,
-    group: int | None = None,
+    order: Order | None = None,
     device: str = "cpu",
 ) -> list[float]:
     """Train in place; `steps` holds the sample numbers of each micro-batch of each step. The loss of each step.
 
     Micro-batch m adds to the gradient of replica m mod `replicas`; these are added in the end. With `rounded`, what
-    each contributes is rounded to that dtype before, and so is their sum. `int8` sums in 8 bits instead. With `group`,
-    so many replicas are added first, and their sum is what contributes. The model is on `device`.
+    each contributes is rounded to that dtype before, and so is their sum. `int8` sums in 8 bits instead. They are
+    added in `order`, by default one after the other. The model is on `device`.
     """
     model.train()
     chosen = optimizer(model.parameters())
@@ -52,7 +55,7 @@ def train(
             total += loss.item() * len(indices) / samples
             add_gradients(gradients[m % replicas], parameters)
         sums = (
-            [summed(list(own), rounded, group) for own in zip(*gradients, strict=True)]
+            [summed(list(own), rounded, order) for own in zip(*gradients, strict=True)]
             if int8 is None
             else int8(gradients)
         )
@@ -73,21 +76,34 @@ def add_gradients(gradients: list[Tensor | None], parameters: Sequence[nn.Parame
         parameter.grad = None
 
 
-def members(sync: Sync, replicas: int) -> int:
-    """How many replicas are added first: all, or in the hierarchical way a divisor of them, about their root."""
-    if sync is not Sync.HIERARCHICAL:
-        return replicas
-    return min(replicas // groups for groups in range(1, math.isqrt(replicas) + 1) if replicas % groups == 0)
+def order_of(sync: Sync, replicas: int, streams: Streams | None = None) -> Order:
+    """The order in which replicas are added, groups in it first.
+
+    In the hierarchical way a group has about the root of their number, which is divided by it. In a tree with a fan-in
+    of k, by default 4, replica r adds the sums of k r + 1 to k r + k, where there are such.
+    """
+    if sync is Sync.TREE:
+        return _below(0, replicas, min(streams.groups if streams else 4, max(replicas - 1, 1)))
+    size = replicas
+    if sync is Sync.HIERARCHICAL:
+        size = min(replicas // groups for groups in range(1, math.isqrt(replicas) + 1) if replicas % groups == 0)
+    everyone = list(range(replicas))
+    return everyone if size == replicas else [everyone[first : first + size] for first in range(0, replicas, size)]
+
+
+def _below(replica: int, replicas: int, fan_in: int) -> Order:
+    children = range(fan_in * replica + 1, min(fan_in * replica + fan_in + 1, replicas))
+    orders = [_below(child, replicas, fan_in) for child in children]
+    return [replica, *(order[0] if len(order) == 1 else order for order in orders)]
 
 
 def summed(
-    contributions: Sequence[Tensor | None], rounded: torch.dtype | None, group: int | None = None
+    contributions: Sequence[Tensor | None], rounded: torch.dtype | None, order: Order | None = None
 ) -> Tensor | None:
     """The sum of what replicas contribute, in order, with 32-bit numbers rounded as they are on their way."""
-    if group is not None and group < len(contributions):
-        starts = range(0, len(contributions), group)
-        contributions = [summed(contributions[first : first + group], rounded) for first in starts]
-    present = [values for values in contributions if values is not None]
+    order = list(range(len(contributions))) if order is None else order
+    added = [contributions[one] if isinstance(one, int) else summed(contributions, rounded, one) for one in order]
+    present = [values for values in added if values is not None]
     if not present:
         return None
 

@@ -9,7 +9,8 @@ import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from funcpipe.comm.collectives import Move, Pattern, Transfer, transfers
+from funcpipe.comm.collectives import transfers
+from funcpipe.comm.sum_pattern import Move, Pattern, Transfer
 
 
 @dataclass(frozen=True)

@@ -159,15 +159,18 @@ def test_the_papers_form_has_lines_whose_greatest_is_the_time_of_synchronising()
             assert greatest_s == pytest.approx(sync_s(setting, size, megabytes, pace), rel=1e-9)
 
 
+@pytest.mark.parametrize(("sharded", "expected"), [(False, Sync.TREE), (True, Sync.HIERARCHICAL)])
 @pytest.mark.parametrize("layers", [1, 2])
-def test_where_requests_are_limited_many_replicas_sum_in_a_hierarchy(layers: int) -> None:
-    """Enumeration says so too; a replica makes half of the requests of the leanest stream."""
+def test_where_requests_are_limited_many_replicas_sum_in_groups(layers: int, sharded: bool, expected: Sync) -> None:
+    """Enumeration says so too. In a hierarchy, a replica makes half of the requests of the leanest stream; in a tree 3
+    for each round, but no replica sums a part for all others, whose optimiser it could divide.
+    """
     spec = replace(platform(latency_s=0.01), requests_s=40.0)
     training = TrainingSpec(global_batch=64, replicas=(16,), time_value=30.0, recompute=Recompute.NEVER)
-    problem = Problem(profile=chain(layers), spec=spec, training=training)
+    problem = Problem(profile=chain(layers), spec=spec, training=replace(training, shard_optimizer=sharded))
     found, best = exact(problem), exhaustive(problem)
     assert problem.goal.of_plan(found) == pytest.approx(problem.goal.of_plan(best), rel=1e-9)
-    assert {way.sync for way in found.ways} == {Sync.HIERARCHICAL}
+    assert {way.sync for way in found.ways} == {expected}
 
 
 def test_a_hierarchy_of_128_replicas_makes_a_quarter_of_the_requests_near_the_limit() -> None:

@@ -38,10 +38,11 @@ def test_rounding_takes_as_long_as_is_played(replicas: int, wire: Wire) -> None:
     ways = [
         *map(SyncWay, (Sync.THREE_PHASE, Sync.PIPELINED, Sync.ALL_REDUCE)),
         SyncWay(Sync.HIERARCHICAL, Streams(1, 1, 1)),
+        SyncWay(Sync.TREE, Streams(1, 3, 1)),
         SyncWay(Sync.EXCHANGE, Streams(7, 1, 1)),
     ]
     ways += [SyncWay(Sync.STREAMED, cut) for cut in (Streams(1, 1, 1), Streams(2, 1, 2), Streams(4, 3, 2))]
-    for way in ways if replicas < 16 else ways[:4]:
+    for way in ways if replicas < 16 else ways[:5]:
         given, profile = summing(64_000_000, replicas, way)
         for size, sharded in (
             ("1024MB", False),

@@ -50,6 +50,7 @@ SYNCS = [
     (Sync.STREAMED, Streams(4, 2, 2)),
     (Sync.STREAMED, Streams(3, 3, 3)),
     (Sync.HIERARCHICAL, None),
+    (Sync.TREE, Streams(2, 2, 2)),
 ]
 
 

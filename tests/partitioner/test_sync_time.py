@@ -4,19 +4,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.comm.collectives import Move, pattern, transfers
+from funcpipe.comm.collectives import pattern, transfers
+from funcpipe.comm.sum_pattern import Move
 from funcpipe.core import Streams, Sync
 from funcpipe.core.choices import OPEN_UPLOADS, open_downloads
 from funcpipe.partitioner.cost.stores import requests_each
+from funcpipe.partitioner.cost.sync_choice import candidates, choose
 from funcpipe.partitioner.cost.sync_time import (
     all_reduce_s,
-    candidates,
-    choose,
     exchange_s,
     hierarchical_s,
     limit_s,
     streamed_s,
     sync_time_s,
+    tree_s,
 )
 from funcpipe.platforms.catalog import load_spec
 from tests.examples import at_most
@@ -92,6 +93,20 @@ def test_a_hierarchy_takes_the_time_of_its_form(
     played_s = duration_s(chosen, size, limited(rate, rate, latency_s, replicas), merged_bytes=growth * size)
     form_s = hierarchical_s(size, replicas, rate, rate, latency_s, chosen.streams, merged_bytes=growth * size)
     assert form_s == pytest.approx(played_s, rel=1e-9)
+
+
+@at_most(20)
+@given(
+    st.floats(1e4, 1e9), latencies, rates, st.integers(2, 24), st.integers(1, 12), st.integers(1, 8), st.integers(1, 2)
+)
+def test_a_tree_takes_the_time_of_its_form(
+    size: float, latency_s: float, rate: float, replicas: int, fan_in: int, rounds: int, growth: int
+) -> None:
+    """In one round exactly."""
+    chosen = pattern(Sync.TREE, replicas, Streams(rounds, fan_in, rounds))
+    played_s = duration_s(chosen, size, limited(rate, rate, latency_s, replicas), merged_bytes=growth * size)
+    form_s = tree_s(size, replicas, rate, rate, latency_s, chosen.streams, merged_bytes=growth * size)
+    assert form_s == pytest.approx(played_s, rel=1e-9 if rounds == 1 else 0.2)
 
 
 @pytest.mark.parametrize("replicas", [2, 3, 4, 8, 16])

@@ -6,7 +6,8 @@ from functools import partial
 
 import pytest
 
-from funcpipe.comm.collectives import Pattern, Transfer, pattern, transfers
+from funcpipe.comm.collectives import pattern, transfers
+from funcpipe.comm.sum_pattern import Pattern, Transfer
 from funcpipe.core import ScheduleKind, Streams, Sync
 from funcpipe.partitioner import Policy, find_policy, policies
 from funcpipe.scheduler import pipeline as schedules

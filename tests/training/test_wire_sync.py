@@ -21,7 +21,7 @@ from funcpipe.worker.loop import Worker
 from tests.e2e.int8_sums import Int8Sums
 from tests.e2e.networks import Lopsided
 from tests.e2e.plans import even_plan, momentum, sample_numbers
-from tests.e2e.reference import largest_difference, members, train
+from tests.e2e.reference import largest_difference, order_of, train
 from tests.examples import in_long_run
 from tests.in_process import make_job, run_workers
 from tests.training import test_ties
@@ -31,7 +31,7 @@ SAMPLES = 28
 WAYS = [
     *[(sync, None) for sync in (Sync.THREE_PHASE, Sync.PIPELINED, Sync.ALL_REDUCE)],
     *[(Sync.EXCHANGE, Streams(3, 1, 1)), (Sync.STREAMED, Streams(4, 2, 2))],
-    (Sync.HIERARCHICAL, None),
+    *[(Sync.HIERARCHICAL, None), (Sync.TREE, Streams(3, 2, 3))],
 ]
 DIVIDED = {WAYS[0]: 3, WAYS[4]: 3, WAYS[1]: 2, WAYS[5]: 4}
 """Ways of summing that divide the optimiser, and with how many replicas each is tried."""
@@ -78,9 +78,9 @@ def in_one_process(
 ) -> dict[str, Tensor]:
     """What one process has that rounds where the `workers` of `plan` do, or nowhere if it is `exact`."""
     expected = model(plan.wire_sync)
-    group = members(plan.sync, plan.replicas)
+    order = order_of(plan.sync, plan.replicas, plan.streams)
     how: dict[str, Any] = {"loss_fn": F.cross_entropy, "optimizer": optimizer, "replicas": plan.replicas}
-    how["group"] = group
+    how["order"] = order
     if plan.wire_sync is Wire.BF16 and not exact:
         how["rounded"] = torch.bfloat16
     if plan.wire_sync is Wire.INT8:
@@ -88,7 +88,7 @@ def in_one_process(
         held = [workers[f"s{stage}.r0"].computation.state().tensors for stage in range(len(plan.stages))]
         stages = [[i for name, i in place.items() if f"model/{name}" in own] for own in held]
         sizes = [p.numel() for p in expected.parameters()]
-        how["int8"] = Int8Sums(stages, sizes, feeds_back=feeds_back, group=group)
+        how["int8"] = Int8Sums(stages, sizes, feeds_back=feeds_back, order=order)
     train(expected, vectors(), steps=sample_numbers(plan, SAMPLES, epochs=2), **how)
     return expected.state_dict()
 
@@ -117,6 +117,7 @@ def summed() -> Iterator[Any]:
     for (i, way), replicas, wire in itertools.product(enumerate(WAYS), (2, 3, 4), (Wire.BF16, Wire.FP32, Wire.INT8)):
         chosen = {Wire.BF16: (2 + i % 2,), Wire.INT8: (4 - i % 2,), Wire.FP32: (2 if i else 3,)}[wire]
         chosen = (4,) if way[0] is Sync.HIERARCHICAL else chosen  # fewer are one group
+        chosen = (4,) if way[0] is Sync.TREE else chosen  # fewer have one level
         marks = [] if replicas in chosen else [pytest.mark.long]
         yield pytest.param(way, replicas, wire, marks=marks, id=f"{wire.value}-{replicas}-{way[0].value}")
 

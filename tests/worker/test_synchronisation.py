@@ -2,6 +2,7 @@
 
 import random
 import threading
+from collections.abc import Callable
 from functools import reduce
 
 import numpy as np
@@ -13,9 +14,10 @@ from hypothesis import strategies as st
 from funcpipe.analysis.predict import predict
 from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
-from funcpipe.comm.collectives import Pattern, Transfer, pattern, transfers
+from funcpipe.comm.collectives import pattern, transfers
 from funcpipe.comm.gradient_chunks import GradientChunks
 from funcpipe.comm.int8_chunks import gradient_chunks, new_feedback
+from funcpipe.comm.sum_pattern import Pattern, Transfer
 from funcpipe.core import (
     SYNC_WIRES,
     LayerProfile,
@@ -35,7 +37,7 @@ from funcpipe.scheduler.graph import Graph, StepShape, build_graph
 from funcpipe.scheduler.tasks import SIDE_BY_SIDE, Kind, Task, source_of
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker.synchronisation import Synchronisation
-from tests.e2e.reference import members
+from tests.e2e.reference import Order, order_of
 from tests.scheduler.check import check
 from tests.support.run_keys import RUN_KEY
 
@@ -194,11 +196,14 @@ def test_all_end_with_numpy_s_sum_in_rank_order_groups_first_of_what_each_has_ro
     values = magnitude * np.random.default_rng(seed).standard_normal((replicas, head + length))
     vectors = torch.from_numpy(values).to(dtype)
     rows = vectors.numpy()
-    size = members(sync, replicas)
-    groups = [rows[first : first + size] for first in range(0, replicas, size)]
-    exact = reduce(np.add, [reduce(np.add, group) for group in groups])
-    total = reduce(np.add, [rounded(reduce(np.add, map(rounded, group))) for group in groups])
-    expected = np.concatenate([exact[:head], rounded(total)[head:]])
+
+    def total(order: Order, rounded: Callable[[np.ndarray], np.ndarray]) -> np.ndarray:
+        added = [rounded(rows[one]) if isinstance(one, int) else total(one, rounded) for one in order]
+        return rounded(reduce(np.add, added))
+
+    order = order_of(sync, replicas, cut_as)
+    exact = total(order, np.copy)
+    expected = np.concatenate([exact[:head], total(order, rounded)[head:]])
     found, _ = synchronised(shape_of(sync, replicas, cut_as), vectors, random.Random(seed), head=head, wire=wire)
     for row in found:
         assert row.numpy().tobytes() == expected.tobytes()

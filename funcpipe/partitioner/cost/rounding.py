@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from funcpipe.core import CodecCost, Sync
-from funcpipe.core.choices import members_of_group
+from funcpipe.core.choices import members_of_group, tree_depth
 from funcpipe.core.stores import GB
 from funcpipe.partitioner.cost import Array
 
@@ -55,20 +55,24 @@ def rounding_of(codec: CodecCost | None, *, wire_ratio: float, sums: bool, vcpu:
     return Rounding(encode_s, decode_s, sums * encode_s, sums * decode_s, 1 / np.maximum(vcpu, 1.0))
 
 
-def addition_s(sync: Sync, piece: Any, sum_bytes: Any, replicas: int, rounding: Rounding) -> Any:
-    """Seconds to sum a piece of all replicas, or of all groups of a hierarchy, and to round the sum, as others read it.
+def addition_s(sync: Sync, piece: Any, sum_bytes: Any, replicas: int, rounding: Rounding, fan_in: int = 0) -> Any:
+    """Seconds to sum a piece of all replicas, of all groups of a hierarchy, or of the children in a tree of so large a
+    `fan_in`, and to round the sum, as others read it.
 
     Only in an exchange has a replica's own contribution to it been rounded before.
     """
     own_s = 0.0 if sync is Sync.EXCHANGE else rounding.encode_s * piece
     added = _groups(sync, replicas) if _groups(sync, replicas) > 1 else replicas
+    added = 1 + min(fan_in, replicas - 1) if sync is Sync.TREE else added
     return own_s + added * rounding.decode_s * piece + (rounding.encode_sum_s + rounding.decode_sum_s) * sum_bytes
 
 
-def group_addition_s(sync: Sync, piece: Any, replicas: int, rounding: Rounding) -> Any:
+def group_addition_s(sync: Sync, piece: Any, replicas: int, rounding: Rounding, fan_in: int = 0) -> Any:
     """Seconds to sum, over a group of a hierarchy, the pieces of the adder and of those who add alike in other groups;
-    0 in other ways.
+    or, in a tree, those of the children, below the first replica; 0 in other ways.
     """
+    if sync is Sync.TREE:
+        return (rounding.encode_s + (1 + min(fan_in, replicas - 1)) * rounding.decode_s) * piece
     groups = _groups(sync, replicas)
     return (groups * rounding.encode_s + replicas * rounding.decode_s) * piece if groups > 1 else 0.0 * piece
 
@@ -86,6 +90,8 @@ def unhidden_s(
     `cut` are its rounds, groups of readers and objects of sums.
     """
     rounds, groups, merged = cut
+    if sync is Sync.TREE:
+        return _unhidden_in_tree_s(size / rounds, sums / rounds, replicas, int(groups), rounding)
     share, far = 1 / np.asarray(rounds) / (replicas if sync.shares_sums else 1), _groups(sync, replicas)
     pieces = 1
     if sync.shares_sums:
@@ -99,8 +105,21 @@ def unhidden_s(
     return first_s, grouped_s + addition_s(sync, share * size, share * sums, replicas, rounding), read_s
 
 
-def all_s(sync: Sync, size: Any, sums: Any, replicas: int, rounding: Rounding) -> Array:
+def _unhidden_in_tree_s(
+    piece: Any, sum_bytes: Any, replicas: int, fan_in: int, rounding: Rounding
+) -> tuple[Any, Any, Any]:
+    """The same, where a leaf puts a piece of a round, and the replicas above it sum and put it, level by level."""
+    each_s = group_addition_s(Sync.TREE, piece, replicas, rounding, fan_in) + rounding.encode_s * piece
+    added_s = (tree_depth(replicas, fan_in) - 1) * each_s
+    added_s = added_s + addition_s(Sync.TREE, piece, sum_bytes, replicas, rounding, fan_in)
+    return rounding.encode_s * piece, added_s, rounding.decode_sum_s * sum_bytes
+
+
+def all_s(sync: Sync, size: Any, sums: Any, replicas: int, rounding: Rounding, fan_in: Any = 0) -> Array:
     """Seconds in which one replica rounds and reads all of a synchronisation, one after the other."""
+    if sync is Sync.TREE:
+        inner_s = group_addition_s(sync, size, replicas, rounding, int(fan_in)) + rounding.encode_s * size
+        return np.asarray(inner_s + rounding.decode_sum_s * sums)
     share = 1 / replicas if sync.shares_sums else 1.0
     sent = 1 - share if sync.shares_sums else float(sync is Sync.EXCHANGE)
     read = 1 - share if sync.shares_sums else 0.0

@@ -95,6 +95,8 @@ def requests_each(sync: Sync, replicas: int, streams: Streams) -> tuple[float, f
             return streams.rounds, (n - 1) * streams.rounds
         case Sync.STREAMED:
             return streams.rounds * raw_objects(n, streams) + merged, (n - 1) * (streams.rounds + merged)
+        case Sync.TREE:
+            return streams.rounds, 2 * streams.rounds * (n - 1) / n
         case Sync.HIERARCHICAL:
             members = members_of_group(n)
             others = n // members - 1
@@ -259,7 +261,7 @@ def sync_bytes_each(sync: Sync, replicas: int, gradient_bytes: Any, merged_bytes
             return 0 * gradient_bytes, 0 * gradient_bytes
         case Sync.EXCHANGE:
             return gradient_bytes, others * gradient_bytes
-        case Sync.ALL_REDUCE:  # the first replica reads what all others write, and they its sum
+        case Sync.ALL_REDUCE | Sync.TREE:  # another one reads what each writes but the first, and each of these its sum
             sent = (others * gradient_bytes + merged_bytes) / replicas
             return sent, others * (gradient_bytes + merged_bytes) / replicas
         case _:
@@ -345,8 +347,8 @@ def _largest_shares(ways: tuple[SyncWay, ...], replicas: int) -> tuple[Array, Ar
 def largest_shares(way: SyncWay, replicas: int) -> tuple[float, float]:
     """The shares of a gradient in the largest raw and in the largest merged object; by `comm.collectives.Pattern`."""
     cut_as = usual_streams(way.sync, replicas, way.streams)
-    if way.sync is Sync.EXCHANGE:
-        return 1 / cut_as.rounds, 0.0
+    if way.sync in (Sync.EXCHANGE, Sync.TREE):
+        return 1 / cut_as.rounds, 1 / cut_as.rounds if way.sync is Sync.TREE else 0.0
     if way.sync is Sync.ALL_REDUCE:
         return 1.0, 1.0
     if way.sync is Sync.HIERARCHICAL:

@@ -15,23 +15,21 @@ and 1 s down. Three-phase: three splits up (9 s), three down (3 s), the sum up (
 Where the store takes so many requests a second, a function's requests follow each other at a `Pace`: then k objects
 take at least k times that, as if they were larger. By hand: with 4 s between two puts, the three splits go up in 12 s.
 
-The tests compare every form with a simulation of the single transfers. `choose` finds the best way for one gradient on
-one kind of function; the ways of all stages at once are in `sync_ways`.
+The tests compare every form with a simulation of the single transfers. `sync_choice` finds the best way for one
+gradient on one kind of function; the ways of all stages at once are in `sync_ways`.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
 
-from funcpipe.core import PlatformSpec, StoreSpec, Streams, Sync, usual_streams
-from funcpipe.core.choices import OPEN_UPLOADS, members_of_group, open_downloads
+from funcpipe.core import Streams, Sync, usual_streams
+from funcpipe.core.choices import OPEN_UPLOADS, members_of_group, open_downloads, tree_depth
 from funcpipe.core.texts import STAGE_PREFIXES
 from funcpipe.partitioner.cost import Array, IntArray
-from funcpipe.partitioner.cost.pipeline import dollars
 from funcpipe.partitioner.cost.rounding import Rounding, all_s, unhidden_s
-from funcpipe.partitioner.cost.stores import UNPACED, Pace, pace_of, request_usd, requests_each
+from funcpipe.partitioner.cost.stores import UNPACED, Pace
 
 
 def sync_time_s(
@@ -51,8 +49,8 @@ def sync_time_s(
     """Seconds in which `replicas` functions sum `gradient_bytes` each, counted from the end of their last backward.
 
     Bytes are those that travel. Where the sums, or what is sent in their place, are as many values in another format,
-    they take `merged_bytes`. Exchange and streamed begin during that backward, which takes `backward_s`. `rounding` is
-    what the processor takes besides.
+    they take `merged_bytes`. Exchange, streamed and tree begin during that backward, which takes `backward_s`.
+    `rounding` is what the processor takes besides.
 
     Three-phase (LambdaML): the splits of others up, one's own split from each of them down, the merged split up and
     those of the others down, one after the other. Pipelined (FuncPipe): the first two overlap, step by step. For equal
@@ -68,7 +66,7 @@ def sync_time_s(
     spread_s: Array = merged_bytes / replicas * (1 / upload_bytes_s + others / download_bytes_s)
     spread_s = spread_s + pace.waits_s(merged_up_s, 1, others * merged_down_s, others)
     link = (gradient_bytes, replicas, upload_bytes_s, download_bytes_s, latency_s)
-    if sync in (Sync.EXCHANGE, Sync.STREAMED):
+    if sync in IN_ROUNDS:
         cut = usual_streams(sync, replicas, streams)
         return exposed_s(sync, *link, cut, backward_s, merged_bytes=merged_bytes, rounding=rounding, pace=pace)
     if sync is Sync.THREE_PHASE:
@@ -89,6 +87,10 @@ def sync_time_s(
     groups = usual_streams(sync, replicas, streams).groups
     longer_s: Array = sum(unhidden_s(sync, gradient_bytes, merged_bytes, replicas, (1, groups, 1), rounding))
     return moved_s + longer_s
+
+
+IN_ROUNDS = (Sync.EXCHANGE, Sync.STREAMED, Sync.TREE)
+"""The ways whose first rounds may begin during the last backward."""
 
 
 def limit_s(
@@ -232,7 +234,7 @@ def exposed_s(
     rounding: Rounding | None = None,
     pace: Pace = UNPACED,
 ) -> Array:
-    """Seconds that an exchange or a streamed scatter-reduce takes beyond the backward during which it begins.
+    """Seconds that a way in rounds takes beyond the backward during which it begins.
 
     The backward completes its rounds one by one, evenly over its `backward_s`, or at its end where that is 0. All of
     these but the last round's share is gained; what is left is at least the time of the last round alone, and of all
@@ -250,12 +252,14 @@ def exposed_s(
         if sync is Sync.EXCHANGE:
             return exchange_s(size, *link, cut, pace) + (first_s + added_s + last_s)
         merged = merged_share * sums
+        if sync is Sync.TREE:
+            return tree_s(size, *link, cut, merged_bytes=merged, pace=pace) + (first_s + added_s + last_s)
         return streamed_s(size, *link, cut, merged_bytes=merged, added_s=added_s, pace=pace) + (first_s + last_s)
 
     share, last = 1 / np.asarray(cut.rounds), cut.rounds // np.minimum(cut.merged, cut.rounds)
     longer_s: Array | float = 0.0
     if rounding is not None:
-        beside_s = (1 - share) * rounding.lost * all_s(sync, gradient_bytes, sums, replicas, rounding)
+        beside_s = (1 - share) * rounding.lost * all_s(sync, gradient_bytes, sums, replicas, rounding, cut.groups)
         longer_s = np.where(np.asarray(backward_s) > 0, beside_s, 0.0)
     whole_s = form(cut, 1.0, 1.0) - (1 - share) * np.asarray(backward_s)
     exposed: Array = np.maximum(whole_s, form(Cut(1, cut.groups, 1), share, last * share) + longer_s)
@@ -310,90 +314,81 @@ def hierarchical_s(
     return seconds
 
 
-def parameter_server_s(
-    gradient_bytes: float, replicas: int, up: float, down: float, latency_s: float, server_bytes_s: float
-) -> float:
-    """Seconds in which all replicas push gradients to a server and pull parameters from it.
-
-    The server moves `server_bytes_s` each way, for all of them together, and no storage lies between: one latency each
-    way (HybridPS in LambdaML; Cirrus, SoCC 2019).
-    """
-    all_bytes = replicas * gradient_bytes
-    push_s = max(gradient_bytes / up, all_bytes / server_bytes_s)
-    return push_s + max(gradient_bytes / down, all_bytes / server_bytes_s) + 2 * latency_s
-
-
-_ROUNDS = (1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24)
-_GROUPS = (1, 2, 3, 4, 5, 7, 8, 15)
-_MERGED = (1, 2, 3, 4, 6)
-_MOST_MERGED = 8  # gets of more leave no room for those of pieces: such ways are never the best
-
-
-_LEAST_REPLICAS = 16
-"""Of fewer replicas, a hierarchy has four puts of each, and eight latencies, for at most 12 gets fewer."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SyncChoice:
-    """A way to synchronise, its seconds, and its dollars for the functions' time and the requests."""
-
-    sync: Sync
-    streams: Streams | None
-    time_s: float
-    cost_usd: float
-
-
-def candidates(replicas: int, *, sharded: bool = False) -> Iterator[tuple[Sync, Streams]]:
-    """The exchanges, streams and hierarchies worth comparing; with a `sharded` optimiser there are no exchanges."""
-    if not sharded:
-        for rounds in (*_ROUNDS, 32, 48):
-            yield Sync.EXCHANGE, Streams(rounds, 1, 1)
-        if replicas < 3:
-            return
-    for rounds in _ROUNDS:
-        for groups in sorted({*(g for g in _GROUPS if g < replicas), replicas - 1}):
-            for merged in sorted({m for m in (*_MERGED, rounds) if rounds % m == 0 and m <= _MOST_MERGED}):
-                yield Sync.STREAMED, Streams(rounds, groups, merged)
-    members = members_of_group(replicas)
-    if replicas >= _LEAST_REPLICAS and members < replicas:
-        for groups in sorted({*(g for g in _GROUPS if g < members), members - 1}):
-            yield Sync.HIERARCHICAL, Streams(1, groups, 1)
-
-
-def choose(
-    gradient_bytes: float,
+def tree_s(
+    gradient_bytes: Array | float,
     replicas: int,
+    up: Array | float,
+    down: Array | float,
+    latency_s: float,
+    cut: Streams | Cut,
     *,
-    up: float,
-    down: float,
-    price_usd_s: float,
-    spec: PlatformSpec | StoreSpec,
-    time_value: float = 0.0,
-    sharded: bool = False,
-    merged_bytes: float | None = None,
-) -> SyncChoice:
-    """The cheapest way on functions of `price_usd_s`, where a saved hour is worth `time_value` dollars.
+    merged_bytes: Array | float | None = None,
+    pace: Pace = UNPACED,
+) -> Array:
+    """Seconds in which replicas sum in a tree, round by round (`comm.group_patterns.Tree`).
 
-    Bytes are those that travel, as in `sync_time_s`.
+    The first round takes a latency, a put and a latency to each level, and there the bodies of the children that come
+    last. Other rounds follow it at the pace of a leaf's puts, or of the gets of a replica that adds; that one reads all
+    sums besides. Of paths to the first replica, those from the lowest leaves count, and those from full levels above.
+    Exact for one round; for more up to an eighth too low, mostly exact (`tests/partitioner/test_sync_time.py`).
+
+    By hand: 7 replicas with a fan-in of 2 and 60 bytes each, 10 bytes/s each way, no latency, in one round. A leaf's
+    put takes 6 s, and its parent's two gets 12 s; so do those of the next level. The sum goes in 6 s and comes in 6 s.
+
+    >>> float(tree_s(60, 7, 10, 10, 0, Streams(1, 2, 1)))
+    48.0
     """
+    rounds, fan_in = int(cut.rounds), min(int(cut.groups), replicas - 1)
+    piece = np.asarray(gradient_bytes, dtype=np.float64) / rounds
+    sums = piece if merged_bytes is None else np.asarray(merged_bytes, dtype=np.float64) / rounds
+    put_s, sum_put_s = (pace.puts(rounds * each / up, rounds) / rounds for each in (piece, sums))
+    gets = rounds * fan_in
+    get_s, sum_get_s = (pace.gets(gets * each / down, gets) / gets for each in (piece, sums))
+    up_s, back_s = 2 * latency_s + put_s, 2 * latency_s + sum_put_s + sum_get_s
+    waves, later = _waves_of(rounds), rounds - 1
+    levels = _late_bodies(replicas, fan_in)
+    full = tuple((fan_in * (level + 1), fan_in) for level in range(len(levels) - 1))
+    seconds = np.zeros(())
+    for path in filter(None, (levels, full)):
+        first_s = len(path) * up_s + path[-1][0] * get_s
+        seconds = np.maximum(seconds, first_s + later * put_s + waves * _idle_s(put_s, latency_s) + back_s)
+        for level, (bodies, own) in enumerate(path):
+            seconds = np.maximum(seconds, first_s + later * own * get_s + back_s)
+            if level + 1 < len(path):
+                begun_s = (level + 1) * up_s + (bodies - own) * get_s
+                seconds = np.maximum(seconds, begun_s + rounds * (own * get_s + sum_get_s))
+    spread_s = np.maximum(later * sum_put_s + waves * _idle_s(sum_put_s, latency_s), later * sum_get_s)
+    spread_s = np.maximum(spread_s, rounds * (replicas - 1) * pace.one_get_s - pace.free_get_s)
+    summed_s = len(levels) * up_s + levels[-1][0] * get_s
+    whole_s: Array = np.maximum(seconds, summed_s + spread_s + back_s)
+    return whole_s
 
-    def priced(sync: Sync, streams: Streams) -> SyncChoice:
-        time_s = float(
-            sync_time_s(
-                sync,
-                gradient_bytes=gradient_bytes,
-                merged_bytes=merged_bytes,
-                replicas=replicas,
-                upload_bytes_s=up,
-                download_bytes_s=down,
-                latency_s=spec.latency_s,
-                streams=streams,
-                pace=pace_of(spec, replicas, replicas),
-            )
-        )
-        requests_usd = request_usd(*requests_each(sync, replicas, streams), spec)
-        cost_usd = replicas * dollars(price_usd_s, time_s, requests_usd)
-        return SyncChoice(sync=sync, streams=streams, time_s=time_s, cost_usd=cost_usd)
 
-    choices = [priced(sync, streams) for sync, streams in candidates(replicas, sharded=sharded)]
-    return min(choices, key=lambda choice: (choice.cost_usd + time_value / 3600 * choice.time_s, choice.time_s))
+@lru_cache
+def _late_bodies(replicas: int, fan_in: int) -> tuple[tuple[int, int], ...]:
+    """Return, for each level of a tree from the lowest parents on, the bodies of a round that pass one after the other
+    until the slowest replica there has all of it, and how many of these it gets itself.
+
+    The lowest leaves, all alike, are shared out: of their parents all but the last one get `fan_in`, and so on.
+
+    >>> _late_bodies(7, 2), _late_bodies(6, 2)
+    (((2, 2), (4, 2)), ((2, 2), (3, 2)))
+    """
+    depth = tree_depth(replicas, fan_in)
+    alike, bodies, last = replicas - sum(fan_in**level for level in range(depth)), 0, None
+    found = []
+    for _ in range(depth):
+        full, left = divmod(alike, fan_in)
+        partly = left + (last is not None)
+        if last is not None:
+            last = max(last + 1, bodies if left else 0) + left
+        elif left:
+            last = bodies + left
+        if full:
+            alike, bodies = full, bodies + fan_in
+            found.append((bodies, fan_in))
+        else:
+            assert last is not None
+            alike, bodies, last = 1, last, None
+            found.append((bodies, partly))
+    return tuple(found)

@@ -27,7 +27,7 @@ from pyomo.contrib.solver.common.results import SolutionStatus, TerminationCondi
 from funcpipe.core import Optimality, Plan, ScheduleKind, Streams, Sync
 from funcpipe.errors import FuncPipeError, Infeasible, PlanError, SolverUnavailable
 from funcpipe.partitioner.cost.evaluate import check_memory, check_objects, evaluate
-from funcpipe.partitioner.cost.sync_time import candidates
+from funcpipe.partitioner.cost.sync_choice import candidates
 from funcpipe.partitioner.mip.chain_form import build_chain_model, chain_programme, read_chain
 from funcpipe.partitioner.mip.stage_form import StageProgramme, build_model, read_choices
 from funcpipe.partitioner.problem.goal import Goal

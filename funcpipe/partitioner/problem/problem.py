@@ -27,7 +27,7 @@ from funcpipe.core.rounds import AUTO
 from funcpipe.errors import InvalidValue, PlanError
 from funcpipe.partitioner.cost.evaluate import column_of, evaluate
 from funcpipe.partitioner.cost.loads import Setting, meeting_share
-from funcpipe.partitioner.cost.sync_time import choose
+from funcpipe.partitioner.cost.sync_choice import choose
 from funcpipe.partitioner.problem.cuts import Borders, PlacedPins
 from funcpipe.partitioner.problem.goal import GAP_OF_A_PROOF, Goal, goal_of
 from funcpipe.partitioner.problem.stage_graph import EDGE_LIMIT, StageGraph, build_stage_graph, loose_stage_graph

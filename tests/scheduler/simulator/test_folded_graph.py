@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from funcpipe.comm.collectives import Pattern, Transfer, pattern, transfers
+from funcpipe.comm.collectives import pattern, transfers
+from funcpipe.comm.sum_pattern import Pattern, Transfer
 from funcpipe.core import Resource, ScheduleKind, Streams, Sync
 from funcpipe.scheduler.graph import StepShape, build_graph
 from funcpipe.scheduler.late import LatePart
