@@ -39,7 +39,7 @@ ROOMS = {
     "profiler": Size(1019, 13, 44),
     "runstate": Size(2596, 40, 135),
     "scheduler": Size(1649, 35, 59),
-    "show": Size(1695, 11, 95),
+    "show": Size(1747, 11, 97),
     "sweep": Size(1176, 22, 22),
     "testing": Size(840, 19, 23),
     "training": Size(5771, 105, 203),

@@ -2,11 +2,13 @@
 
 import dataclasses
 import itertools
+import math
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from funcpipe.core.settings import overlap_s
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.launch_rate import LaunchRate, launched_after_s
 from tests.platforms.clock import Clock
@@ -42,3 +44,22 @@ def test_the_last_of_many_functions_starts_as_late_as_is_predicted(functions: in
     last_s, mean_s = launched_after_s(functions, spec)
     assert last_s == pytest.approx(starts_s[-1], abs=1e-4)
     assert mean_s == pytest.approx(sum(starts_s) / functions, abs=1e-4)
+
+
+@given(functions=st.integers(1, 60), most=st.integers(1, 20), step_s=st.floats(0.1, 30), life_s=st.floats(60, 900))
+def test_successors_that_functions_start_at_one_age_between_steps_wait_for_a_step_at_most(
+    functions: int, most: int, step_s: float, life_s: float
+) -> None:
+    """`overlap_s` has two steps to spare."""
+    spec, clock = dataclasses.replace(LOCAL, launches_10s=most), Clock()
+    client, ages_s = LaunchRate(spec, clock=clock, sleep=clock.sleep), list[float]()
+    for _ in range(functions):
+        client.take(1)
+        ages_s.append(clock.now_s + life_s)
+    clock = Clock()
+    platform = LaunchRate(spec, clock=clock, sleep=clock.sleep)
+    for old_s in ages_s:
+        clock.now_s = max(clock.now_s, step_s * math.ceil(old_s / step_s))
+        platform.take(1)
+        assert clock.now_s - old_s <= 2 * step_s + 1e-3
+    assert overlap_s(0.0, step_s) == 2 * step_s
