@@ -6,7 +6,8 @@ for the link, on which one body moves at a time. Adding takes no time.
 """
 
 import heapq
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from funcpipe.comm.collectives import transfers
@@ -56,16 +57,22 @@ class _Play:
         self.waiting: dict[tuple[int, bool], list[tuple[float, int]]] = {lane: [] for lane in self.queues}
         self.asked: dict[tuple[int, int], float] = {}
         self.busy: set[tuple[int, bool]] = set()
-        self.events: list[tuple[float, int, Callable[[float], None]]] = []
+        self.events: list[tuple[float, int, Callable[[float], Sequence[int]]]] = []
         self.count = 0
         self.log: list[Moved] = []
+        self.readers: dict[tuple[Move, int, int], list[int]] = defaultdict(list)
+        for replica, moves in enumerate(self.moves):
+            for transfer in moves:
+                if transfer.peer is not None:
+                    self.readers[self._object_of(transfer)].append(replica)
 
     def run(self) -> list[Moved]:
-        self._advance(0.0)
+        for replica in range(len(self.moves)):
+            self._advance(replica, 0.0)
         while self.events:
             now_s, _, action = heapq.heappop(self.events)
-            action(now_s)
-            self._advance(now_s)
+            for replica in action(now_s):
+                self._advance(replica, now_s)
         assert len(self.ended) == sum(map(len, self.moves)), "the replicas wait for each other"
         return self.log
 
@@ -73,13 +80,13 @@ class _Play:
         kinds = (Move.PUT_SPLIT, Move.PUT_MERGED) if up else (Move.GET_SPLIT, Move.GET_MERGED)
         return [i for i, transfer in enumerate(self.moves[replica]) if transfer.move in kinds]
 
-    def _advance(self, now_s: float) -> None:
-        for replica, moves in enumerate(self.moves):
-            for i, transfer in enumerate(moves):
-                merged = transfer.move is Move.MERGE and (replica, i) not in self.ended
-                if merged and all((replica, j) in self.ended for j in transfer.after):
-                    self.ended[replica, i] = now_s
-        for lane, queue in self.queues.items():
+    def _advance(self, replica: int, now_s: float) -> None:
+        for i, transfer in enumerate(self.moves[replica]):
+            merged = transfer.move is Move.MERGE and (replica, i) not in self.ended
+            if merged and all((replica, j) in self.ended for j in transfer.after):
+                self.ended[replica, i] = now_s
+        for lane in ((replica, True), (replica, False)):
+            queue = self.queues[lane]
             for i in list(queue):
                 if len(self.active[lane]) == (self.links.open_uploads if lane[1] else self.links.open_downloads):
                     break
@@ -95,18 +102,20 @@ class _Play:
         transfer = self.moves[replica][i]
         if not all((replica, j) in self.ended for j in transfer.after):
             return False
-        if transfer.peer is None:
-            return True
-        put = Move.PUT_SPLIT if transfer.move is Move.GET_SPLIT else Move.PUT_MERGED
-        return (put, transfer.peer, transfer.part) in self.readable
+        return transfer.peer is None or self._object_of(transfer) in self.readable
+
+    def _object_of(self, get: Transfer) -> tuple[Move, int, int]:
+        assert get.peer is not None
+        return Move.PUT_SPLIT if get.move is Move.GET_SPLIT else Move.PUT_MERGED, get.peer, get.part
 
     def _ask(self, lane: tuple[int, bool], i: int, now_s: float) -> None:
         self.asked[lane[0], i] = now_s
         self._at(now_s + self.links.latency_s, lambda at_s: self._arrive(lane, i, at_s))
 
-    def _arrive(self, lane: tuple[int, bool], i: int, now_s: float) -> None:
+    def _arrive(self, lane: tuple[int, bool], i: int, now_s: float) -> Sequence[int]:
         heapq.heappush(self.waiting[lane], (now_s, i))
         self._next_body(lane, now_s)
+        return ()
 
     def _next_body(self, lane: tuple[int, bool], now_s: float) -> None:
         if lane in self.busy or not self.waiting[lane]:
@@ -117,7 +126,8 @@ class _Play:
         ends_s = now_s + size / (self.links.up if lane[1] else self.links.down)
         self._at(ends_s, lambda at_s: self._end(lane, i, now_s, at_s))
 
-    def _end(self, lane: tuple[int, bool], i: int, began_s: float, now_s: float) -> None:
+    def _end(self, lane: tuple[int, bool], i: int, began_s: float, now_s: float) -> Sequence[int]:
+        """The replicas for which this makes a difference."""
         replica, transfer = lane[0], self.moves[lane[0]][i]
         self.busy.remove(lane)
         self.active[lane].remove(i)
@@ -126,6 +136,8 @@ class _Play:
             self.readable.add((transfer.move, replica, transfer.part))
         self.log.append(Moved(replica, transfer, self.asked[replica, i], began_s, now_s))
         self._next_body(lane, now_s)
+        readers = self.readers[transfer.move, replica, transfer.part] if lane[1] else []
+        return sorted({replica, *readers})
 
     def _bytes(self, replica: int, transfer: Transfer) -> float:
         match transfer.move:
@@ -136,6 +148,6 @@ class _Play:
             case _:
                 return self.pattern.merged_share(transfer.part) * self.merged_bytes
 
-    def _at(self, when_s: float, action: Callable[[float], None]) -> None:
+    def _at(self, when_s: float, action: Callable[[float], Sequence[int]]) -> None:
         self.count += 1
         heapq.heappush(self.events, (when_s, self.count, action))
