@@ -43,7 +43,7 @@ ROOMS = {
     "sweep": Size(1176, 22, 22),
     "testing": Size(840, 19, 23),
     "training": Size(5771, 105, 203),
-    "worker": Size(2331, 37, 48),
+    "worker": Size(2333, 37, 48),
 }
 """The budget of each folder of `funcpipe`."""
 

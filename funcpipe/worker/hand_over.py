@@ -15,9 +15,9 @@ from dataclasses import dataclass, replace
 from funcpipe.core import HandOver, WorkerReport, WorkerSpec
 from funcpipe.core.backoff import Backoff
 from funcpipe.core.settings import leaves_at_s, overlap_s
-from funcpipe.errors import CorruptMessage, KeyMissing, PlatformError, PlatformRefused
+from funcpipe.errors import CorruptMessage, KeyMissing, PlatformError, PlatformRefused, Superseded
 from funcpipe.platforms.base import OpenPlatform, Storage
-from funcpipe.runstate.documents import POLL_S, find_readable_document, get_document, put_document
+from funcpipe.runstate.documents import POLL_S, exists, find_readable_document, get_document, put_document
 from funcpipe.runstate.functions import start_for_worker
 from funcpipe.runstate.keys import Keys
 from funcpipe.worker.progress import WorkerProgress
@@ -156,17 +156,25 @@ def await_predecessor(spec: WorkerSpec, storage: Storage, keys: Keys) -> bool:
     """Return when the attempt before has handed over, or its function must have reached the end of its lifetime.
 
     Returns whether this attempt may take over in any case: it has handed over, or it has none before it to wait for.
+    Raises Superseded once it can never be the worker: as its client has restarted the worker under the same number, or
+    the worker has ended, the attempt before never hands over.
     """
     if spec.follows_within_s is None or spec.attempt == 0:
         return True
     key = keys.hand_over(spec.worker, spec.attempt - 1)
     never = threading.Event()
-    began_s = time.monotonic()
+    began_s = checked_s = time.monotonic()
     while (left_s := began_s + spec.follows_within_s - time.monotonic()) > 0:
         try:
             step = get_document(storage, HandOver, key).step
         except KeyMissing:
-            storage.wait(key, left_s if storage.watches else min(left_s, POLL_S), never)
+            if time.monotonic() - checked_s >= spec.faults.lease_s:
+                checked_s = time.monotonic()
+                if exists(storage, keys.lease(spec.worker, spec.attempt)):
+                    raise Superseded(
+                        f"{spec.worker} has ended, or another function is attempt {spec.attempt}"
+                    ) from None
+            storage.wait(key, min(left_s, spec.faults.lease_s if storage.watches else POLL_S), never)
             continue
         except CorruptMessage as error:  # it is there, and says nothing that is needed
             _log.warning("takes over, %.1f s after it was ready: %s", time.monotonic() - began_s, error)

@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 
@@ -159,6 +160,30 @@ def test_a_successor_takes_over_from_a_predecessor_whose_word_was_cut_short() ->
     spec = replace(first_attempt(storage, Recording(), epochs=1), attempt=1, follows_within_s=600.0)
     storage.put(KEYS.hand_over(WORKER, 0), b"{")
     await_predecessor(spec, signed_for_tests(storage), KEYS)
+
+
+@pytest.mark.parametrize("ended", [None, Outcome.FINISHED])
+@pytest.mark.parametrize("watches", [True, False])
+def test_a_successor_that_will_never_be_the_worker_does_not_wait(watches: bool, ended: Outcome | None) -> None:
+    """The attempt before lost its lease to a restart by its client, which has the successor's number; or it has ended
+    the worker, as no other hand-over was needed. Neither hands over.
+    """
+    storage = MemoryStorage()
+    spec = replace(first_attempt(storage, Recording(), epochs=1, lease_s=0.1), attempt=1, follows_within_s=30.0)
+    own = signed_for_tests(storage)
+    storage.watches = watches
+    lease = Lease(own, KEYS, WORKER, 1 if ended is None else 0, fresh_s=1.0)
+
+    def end_or_begin() -> None:
+        lease.take()
+        if ended is not None:
+            lease.close(ended)
+
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(run_attempt, spec, storage, Recording().open, invoked=Invoked())
+        end_or_begin()
+        assert waiting.result(timeout=20.0)
+    assert worker_reports(own, KEYS) == ()
 
 
 def test_what_is_left_of_functions_that_handed_over_are_leases_bills_and_traces(
