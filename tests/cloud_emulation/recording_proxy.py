@@ -1,6 +1,7 @@
 """A proxy that records who asks a cloud for what: by the credentials with which each request is signed."""
 
 import re
+import socket
 from dataclasses import dataclass
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.etree import ElementTree
@@ -44,12 +45,12 @@ class RecordingProxy(FaultyProxy):
         super().__init__(upstream)
         self.seen: list[Request] = []
 
-    def next_fault(self) -> Fault:
+    def next_fault(self, connection: socket.socket) -> Fault:
         """What takes the next request: it is recorded, and passed on."""
         return self._pass_on
 
     def _pass_on(self, exchange: Exchange) -> None:
-        body, parts = exchange.body(), urlsplit(exchange.path)
+        parts = urlsplit(exchange.path)
         found = _CREDENTIAL.search(exchange.headers.get("Authorization", ""))
         query = parse_qs(parts.query, keep_blank_values=True)
         self.seen.append(
@@ -58,10 +59,9 @@ class RecordingProxy(FaultyProxy):
                 method=exchange.command,
                 path=unquote(parts.path),
                 query=tuple((name, values[0]) for name, values in query.items()),
-                body=body,
+                body=exchange.body,
                 action=exchange.headers.get("x-acs-action", ""),
                 copied=unquote(exchange.headers.get("x-amz-copy-source", "")),
             )
         )
-        exchange.body = lambda: body  # type: ignore[method-assign]  # it has been read
         exchange.relay()

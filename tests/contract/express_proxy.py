@@ -95,7 +95,6 @@ class ExpressExchange(Exchange):
         return None
 
     def refuse(self, status: int, code: str, words: str) -> None:
-        self.body()
         self.answer_xml(status, f"<Error><Code>{code}</Code><Message>{words}</Message></Error>")
 
     def open_session(self) -> None:

@@ -33,6 +33,7 @@ from tests.contract.oss_server import ACCESS_KEY, REGION, SECRET_KEY, OssServer
 from tests.retries import retried
 from tests.s3_servers import S3Server
 from tests.support.run_keys import RUN_KEY
+from tests.support.waiting import wait_until
 
 CONTENT = bytes(range(250)) * 4
 BUCKET, SILENT_S, SLOW_S = "funcpipe-faults", 0.25, 60.0
@@ -125,6 +126,14 @@ def test_what_nothing_spoils_passes_the_proxy(spoilt: Spoilt) -> None:
     assert spoilt.proxy.requests == 3
 
 
+@contextmanager
+def spoiling(spoilt: Spoilt, fault: Fault) -> Iterator[None]:
+    """Spoil the one request that is made, and wait until the proxy has read it: its client may have given up before."""
+    before, spoilt.proxy.faults[:] = spoilt.proxy.requests, [fault]
+    yield
+    wait_until(lambda: spoilt.proxy.requests > before)
+
+
 @pytest.mark.parametrize("fault", PASSING)
 def test_a_failure_that_passes_is_told_as_such_and_retried(spoilt: Spoilt, fault: str) -> None:
     store = spoilt.under(PASSING[fault])
@@ -132,8 +141,7 @@ def test_a_failure_that_passes_is_told_as_such_and_retried(spoilt: Spoilt, fault
         spoilt.plain.put("k", CONTENT)
         expected, before = work(spoilt.plain), spoilt.proxy.requests
         spoilt.plain.put("k", CONTENT)
-        spoilt.proxy.faults[:] = [PASSING[fault]]
-        with pytest.raises(StorageBusy) as busy:
+        with spoiling(spoilt, PASSING[fault]), pytest.raises(StorageBusy) as busy:
             work(store)
         assert spoilt.proxy.requests == before + 1, name
         assert SECRET_KEY not in str(busy.value), name
@@ -175,12 +183,10 @@ def test_the_gate_is_left_whatever_happens(spoilt: Spoilt) -> None:
             passed.append("out")
 
     for fault in (resets, stalls, refuses(503, "SlowDown"), breaks_off):
-        spoilt.proxy.faults[:] = [fault]
-        with pytest.raises(StorageBusy):
+        with spoiling(spoilt, fault), pytest.raises(StorageBusy):
             spoilt.under(fault).get("k", gate=gate())
     for fault in (resets, stalls, refuses(503, "SlowDown"), loses_the_answer):
-        spoilt.proxy.faults[:] = [fault]
-        with pytest.raises(StorageBusy):
+        with spoiling(spoilt, fault), pytest.raises(StorageBusy):
             spoilt.under(fault).put("l", bytes(100), gate=gate())
     assert passed == ["in", "out"] * 5  # only the last of the gets had a body
 
