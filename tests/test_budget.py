@@ -27,7 +27,7 @@ ROOMS = {
     "api": Size(632, 9, 15),
     "cli": Size(2368, 16, 115),
     "client": Size(4979, 52, 196),
-    "comm": Size(1420, 25, 59),
+    "comm": Size(1417, 25, 59),
     "core": Size(3374, 134, 225),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
@@ -38,7 +38,7 @@ ROOMS = {
     "platforms": Size(6405, 104, 249),
     "profiler": Size(1019, 13, 44),
     "runstate": Size(2596, 40, 135),
-    "scheduler": Size(1649, 35, 59),
+    "scheduler": Size(1651, 35, 59),
     "show": Size(1747, 11, 97),
     "sweep": Size(1176, 22, 22),
     "testing": Size(840, 19, 23),
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 87_400, 82, 18
+MODULES, LINES, EXPORTED, VERBS = 591, 87_650, 82, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

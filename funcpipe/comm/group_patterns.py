@@ -94,10 +94,6 @@ class Tree(Pattern):
         """Return the split that `replica` sums over all, if any."""
         return None if replica else 0
 
-    def parent(self, replica: int) -> int:
-        """Return the replica that adds the sum of `replica`, which is not the first one."""
-        return (replica - 1) // self.streams.groups
-
     def group_of(self, replica: int) -> range:
         """Return the children of a replica."""
         first = replica * self.streams.groups + 1

@@ -31,6 +31,7 @@ from funcpipe.partitioner.problem.problem import Problem
 from funcpipe.partitioner.search.exact import exact
 from funcpipe.partitioner.search.exhaustive import exhaustive
 from funcpipe.platforms.catalog import load_spec
+from tests.analysis.test_predict import summing
 from tests.partitioner.instances import chain, draw_problem, platform
 
 PROFILE = read(ModelProfile, Path(__file__).parents[2] / "experiments/profiles/resnet101.json")
@@ -101,6 +102,18 @@ def test_so_does_one_of_many_replicas(replicas: int, way: SyncWay, stages: int) 
     more, longer = off(replicas, stages, way, 0.5)
     assert abs(more) <= 0.05
     assert longer > 1.05
+
+
+@pytest.mark.parametrize(("replicas", "cut"), [(16, Streams(1, 4, 1)), (16, Streams(4, 3, 4)), (64, Streams(1, 11, 1))])
+def test_so_does_a_tree_of_which_many_ask_for_the_same_sums(replicas: int, cut: Streams) -> None:
+    for size in (100_000, 2_000_000):
+        chosen, profile = summing(size, replicas, SyncWay(Sync.TREE, cut))
+        free_s = forecast(chosen, profile, SPEC).duration_s
+        for rate in (20.0, 200.0):
+            spec = replace(SPEC, puts_s=rate, gets_s=rate)
+            played_s = forecast(chosen, profile, spec).duration_s
+            assert evaluate(chosen, profile, spec).iteration_s == pytest.approx(played_s, rel=0.08)
+            assert played_s > 1.5 * free_s or rate == 200
 
 
 def test_a_plan_below_the_limits_takes_what_it_takes_without() -> None:

@@ -330,7 +330,8 @@ def tree_s(
     The first round takes a latency, a put and a latency to each level, and there the bodies of the children that come
     last. Other rounds follow it at the pace of a leaf's puts, or of the gets of a replica that adds; that one reads all
     sums besides. Of paths to the first replica, those from the lowest leaves count, and those from full levels above.
-    Exact for one round; for more up to an eighth too low, mostly exact (`tests/partitioner/test_sync_time.py`).
+    Exact for one round; for more up to an eighth too low, mostly exact (`tests/partitioner/test_sync_time.py`). Each
+    object below a prefix is asked for once in a round, but the sums by all.
 
     By hand: 7 replicas with a fan-in of 2 and 60 bytes each, 10 bytes/s each way, no latency, in one round. A leaf's
     put takes 6 s, and its parent's two gets 12 s; so do those of the next level. The sum goes in 6 s and comes in 6 s.
@@ -342,16 +343,16 @@ def tree_s(
     piece = np.asarray(gradient_bytes, dtype=np.float64) / rounds
     sums = piece if merged_bytes is None else np.asarray(merged_bytes, dtype=np.float64) / rounds
     put_s, sum_put_s = (pace.puts(rounds * each / up, rounds) / rounds for each in (piece, sums))
-    gets = rounds * fan_in
-    get_s, sum_get_s = (pace.gets(gets * each / down, gets) / gets for each in (piece, sums))
+    get_s, sum_get_s, asked_s = piece / down, sums / down, max(pace.get_s - pace.free_get_s, 0.0)
     up_s, back_s = 2 * latency_s + put_s, 2 * latency_s + sum_put_s + sum_get_s
     waves, later = _waves_of(rounds), rounds - 1
     levels = _late_bodies(replicas, fan_in)
     full = tuple((fan_in * (level + 1), fan_in) for level in range(len(levels) - 1))
     seconds = np.zeros(())
     for path in filter(None, (levels, full)):
-        first_s = len(path) * up_s + path[-1][0] * get_s
-        seconds = np.maximum(seconds, first_s + later * put_s + waves * _idle_s(put_s, latency_s) + back_s)
+        first_s = len(path) * up_s + np.maximum(path[-1][0] * get_s, asked_s)
+        paced_s = np.maximum(later * put_s + waves * _idle_s(put_s, latency_s), later * pace.get_s)
+        seconds = np.maximum(seconds, first_s + paced_s + back_s)
         for level, (bodies, own) in enumerate(path):
             seconds = np.maximum(seconds, first_s + later * own * get_s + back_s)
             if level + 1 < len(path):
@@ -359,7 +360,7 @@ def tree_s(
                 seconds = np.maximum(seconds, begun_s + rounds * (own * get_s + sum_get_s))
     spread_s = np.maximum(later * sum_put_s + waves * _idle_s(sum_put_s, latency_s), later * sum_get_s)
     spread_s = np.maximum(spread_s, rounds * (replicas - 1) * pace.one_get_s - pace.free_get_s)
-    summed_s = len(levels) * up_s + levels[-1][0] * get_s
+    summed_s = len(levels) * up_s + np.maximum(levels[-1][0] * get_s, asked_s)
     whole_s: Array = np.maximum(seconds, summed_s + spread_s + back_s)
     return whole_s
 
