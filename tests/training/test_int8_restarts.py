@@ -46,12 +46,19 @@ def test_a_worker_that_is_killed_goes_on_with_what_rounding_had_taken(
 
 
 @pytest.mark.parametrize(
-    "last",
-    ["merged.s0.r1.k0", *(pytest.param(put, marks=pytest.mark.long) for put in ("split.s0.r1.k1", "merged.s0.r1.k1"))],
+    ("way", "last"),
+    [
+        (WAYS[5], "merged.s0.r1.k0"),
+        (WAYS[6], "split.s0.r1.k0"),
+        *(pytest.param(WAYS[5], put, marks=pytest.mark.long) for put in ("split.s0.r1.k1", "merged.s0.r1.k1")),
+        *(pytest.param(WAYS[6], put, marks=pytest.mark.long) for put in ("split.s0.r1.k2", "merged.s0.r0.k1")),
+    ],
 )
-def test_so_does_one_that_adds_for_its_group(last: str) -> None:
-    """Of four replicas in two groups; what the sum of a group has lost is added once, however often it is made."""
-    plan, storage = plan_of((Sync.HIERARCHICAL, None), 4, Wire.INT8), Killing(f"/00000003/put-{last}$")
+def test_so_does_one_that_adds_for_its_group(way: tuple[Sync, Streams | None], last: str) -> None:
+    """Of four replicas, in two groups or in a tree with two levels; what the sum of a group has lost is added once,
+    however often it is made.
+    """
+    plan, storage = plan_of(way, 4, Wire.INT8), Killing(f"/00000003/put-{last}$")
     workers = train(storage, plan)
     assert storage.last is None, "nobody was killed"
     assert_every_worker_has(workers, in_one_process(workers, plan))
