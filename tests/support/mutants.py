@@ -141,7 +141,8 @@ def reaching(data: CoverageData, mutant: Mutant) -> set[str]:
     """The functions of tests that reach the mutant's line, such as `tests/core/test_plan.py::test_it`."""
     (measured,) = [file for file in data.measured_files() if file.endswith(f"/{mutant.file}")] or [""]
     contexts = data.contexts_by_lineno(measured).get(mutant.line, ()) if measured else ()
-    return {context.partition("|")[0].partition("[")[0] for context in contexts if context}
+    tests = {context.partition("|")[0].partition("@")[0] for context in contexts}  # without the group of `loadgroup`
+    return {test.partition("[")[0] for test in tests if test}
 
 
 def durations(files: Iterable[Path]) -> dict[str, float]:
@@ -181,6 +182,8 @@ def run_tests(root: Path, tests: list[str], *, limit_s: float) -> str | None:
             return "all together: no end"
     if done.returncode in (0, 5):
         return None
+    if "ERROR: not found:" in done.stderr:
+        raise RuntimeError(f"the tree has other tests than the one that was measured: {done.stderr[-500:]}")
     failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     return failed[0][:200] if failed else (done.stdout + done.stderr)[-200:]
 
