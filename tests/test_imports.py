@@ -20,7 +20,7 @@ ROOMS = {
     "platforms.base": {"core", "errors"},
     "model": {"core", "errors"},
     "comm": {"core", "errors", "platforms.base"},
-    "scheduler": {"core", "errors", "comm.collectives"},
+    "scheduler": {"core", "errors", "comm.collectives", "comm.sum_pattern"},
     "partitioner": {"core", "errors", "scheduler"},
     "data": {"core", "errors", "platforms.base", "platforms.catalog"},
     "training": {"core", "errors", "model", "comm", "platforms.base"},
@@ -31,7 +31,7 @@ ROOMS = {
     },
     "platforms": {"core", "errors", "platforms.base", "worker"},
     "examples": set[str](),
-    "analysis": {"core", "errors", "comm.collectives", "scheduler", "partitioner"},
+    "analysis": {"core", "errors", "comm.collectives", "comm.sum_pattern", "scheduler", "partitioner"},
 }
 """What each room may import besides itself; those above may import whatever is named here."""
 
