@@ -34,12 +34,12 @@ ROOMS = {
     "loggers": Size(363, 6, 8),
     "model": Size(6173, 96, 241),
     "neighbours": Size(3753, 72, 199),
-    "partitioner": Size(5698, 72, 271),
+    "partitioner": Size(5694, 72, 271),
     "platforms": Size(6405, 104, 249),
     "profiler": Size(1019, 13, 44),
     "runstate": Size(2596, 40, 135),
     "scheduler": Size(1651, 35, 59),
-    "show": Size(1747, 11, 97),
+    "show": Size(1757, 11, 98),
     "sweep": Size(1176, 22, 22),
     "testing": Size(840, 19, 23),
     "training": Size(5771, 105, 203),
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 87_650, 82, 18
+MODULES, LINES, EXPORTED, VERBS = 591, 87_630, 82, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

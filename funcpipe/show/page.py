@@ -9,14 +9,14 @@ from funcpipe.core.distribution import needed_from, version
 from funcpipe.core.texts import without_surrogates
 from funcpipe.errors import InputError
 from funcpipe.show.describe import Table
-from funcpipe.show.lives import lives_section
+from funcpipe.show.functions import functions_section
 from funcpipe.show.material import Material
 from funcpipe.show.page_parts import Drawing, Section, table
 from funcpipe.show.page_plan import plan_section
 from funcpipe.show.page_run import bill_section, progress_section, spent_section
 from funcpipe.show.timeline import timeline_section
 
-_SECTIONS = (plan_section, progress_section, timeline_section, lives_section, spent_section, bill_section)
+_SECTIONS = (plan_section, progress_section, timeline_section, functions_section, spent_section, bill_section)
 
 
 def write_page(material: Material, path: str | Path) -> None:

@@ -105,6 +105,14 @@ def chart(*, height: int, label: str = "", tools: str = "", **options: Any) -> A
     return drawn
 
 
+def bars(drawn: Any, name: str, colour: str, **columns: Any) -> Any:
+    """Draw bars in one glyph, as colours of single bars would take long to read; `columns` has left, right, top and
+    bottom of each, and what the hover tool shows.
+    """
+    edges = {edge: edge for edge in ("left", "right", "top", "bottom")}
+    return drawn.quad(**edges, fill_color=colour, line_color=None, name=name, source=columns)
+
+
 def set_hover(drawn: Any, tooltips: Sequence[tuple[str, str]], renderers: Sequence[Any] | None = None) -> None:
     """Set the texts of a figure's hover tool, for the glyphs `renderers`, by default all."""
     tool = next(tool for tool in drawn.toolbar.tools if type(tool).__name__ == "HoverTool")

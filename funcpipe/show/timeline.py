@@ -10,7 +10,7 @@ import numpy as np
 from funcpipe.core import Event, Resource, Trace, worker_name
 from funcpipe.core.distribution import needed_from
 from funcpipe.show.material import Material
-from funcpipe.show.page_parts import COLOURS, TOOLS, Drawing, Section, chart, set_hover
+from funcpipe.show.page_parts import COLOURS, TOOLS, Drawing, Section, bars, chart, set_hover
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -157,29 +157,23 @@ def _timeline(traces: Sequence[Trace], *, both: bool) -> Drawing:
 
 
 def _bars(drawn: Any, trace: Trace, lanes: dict[Lane, int], top: float, bottom: float) -> None:
-    """Draw the bars of a trace in one glyph for each colour: colours of single bars would take long to read."""
+    """Draw the bars of a trace."""
     of_kind: dict[str, list[tuple[Event, float, float]]] = {}
     for event in trace.events:
         for kind, start_s, end_s in spans_of(event):
             of_kind.setdefault(kind, []).append((event, start_s, end_s))
     for kind, spans in of_kind.items():
         rows = np.array([lanes[e.stage, e.replica, e.lane] for e, *_ in spans], dtype=np.float32)
-        drawn.quad(
-            left="left",
-            right="right",
-            top="top",
-            bottom="bottom",
-            fill_color=COLOURS[kind],
-            line_color=None,
-            name=trace.source.value,
-            source={
-                "left": np.array([start for _, start, _ in spans]),
-                "right": np.array([end for _, _, end in spans]),
-                "top": rows + np.float32(top),
-                "bottom": rows + np.float32(bottom),
-                "task": [event.task for event, *_ in spans],
-                "bytes": np.array([event.payload_bytes for event, *_ in spans], dtype=np.float64),
-            },
+        bars(
+            drawn,
+            trace.source.value,
+            COLOURS[kind],
+            left=np.array([start for _, start, _ in spans]),
+            right=np.array([end for _, _, end in spans]),
+            top=rows + np.float32(top),
+            bottom=rows + np.float32(bottom),
+            task=[event.task for event, *_ in spans],
+            bytes=np.array([event.payload_bytes for event, *_ in spans], dtype=np.float64),
         )
 
 

@@ -43,7 +43,7 @@ class FaultyProxy(ThreadingHTTPServer):
 
 
 def _is_over(connection: socket.socket) -> bool:
-    """Whether the client has closed the connection, of which all that it has sent was read."""
+    """Return whether the client has closed the connection, from which all that it sent was read."""
     try:
         return not connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
     except BlockingIOError:

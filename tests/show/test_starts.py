@@ -1,4 +1,4 @@
-"""What starts took, as a table, in words, and as a picture of functions' lives."""
+"""What starts took, as a table, in words, and as a picture of functions."""
 
 from dataclasses import replace
 
@@ -6,7 +6,7 @@ from funcpipe.core import WorkerReport
 from funcpipe.core.start import Readiness, StartPart, StartTimes, median_parts
 from funcpipe.platforms.base import StartClock
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.show.lives import lives, lives_section
+from funcpipe.show.functions import functions_section, phases_of
 from funcpipe.show.material import Material
 from funcpipe.show.page_parts import Drawing
 from funcpipe.show.starts import start_text, starts
@@ -51,13 +51,13 @@ def test_a_clock_takes_what_is_not_measured_for_the_set_up_and_says_when_it_is_o
     assert told == [replace(clock.times, first_step_s=None)]
 
 
-def test_a_life_goes_from_the_invocation_through_what_a_start_took_to_the_end() -> None:
+def test_phases_go_from_the_invocation_through_what_a_start_took_to_the_end() -> None:
     """A report's clock begins when modules are there: at 100 s, invoked 3 s before; the successor, at 150 s, waited."""
     parts = {"environment": 1.0, "torch": 2.0, "code": 0.5, "tensors": 0.5, "setup": 1.0}
     first = replace(REPORT, started_at_s=100.0, ended_at_s=160.0, start=replace(COLD, parts=parts))
     after = {"environment": 4.0, "code": 2.0, "predecessor": 6.0, "setup": 1.0}
     second = replace(first, attempt=1, started_at_s=150.0, ended_at_s=180.0, start=replace(WARM, parts=after))
-    found = lives([second, replace(first, start=None), first])
+    found = phases_of([second, replace(first, start=None), first])
     assert [(report.attempt, phases) for report, phases in found] == [
         (
             0,
@@ -84,14 +84,14 @@ def test_a_life_goes_from_the_invocation_through_what_a_start_took_to_the_end() 
     ]
 
 
-def test_the_page_shows_lives_beside_what_the_launch_rate_lets() -> None:
+def test_the_page_shows_functions_beside_what_the_launch_rate_allows() -> None:
     """Three functions, of which two may start at once, and then one in five seconds; a cold start takes two."""
     finished = material().finished
     assert finished is not None
-    assert lives_section(Material(finished=replace(finished, workers=(REPORT,)))) is None
+    assert functions_section(Material(finished=replace(finished, workers=(REPORT,)))) is None
     workers = tuple(replace(report(COLD), worker=f"s0.r{number}", started_at_s=9.0 * number) for number in range(3))
     spec = replace(load_spec("aws-lambda"), launches_10s=2, cold_start_s=2.0)
-    section = lives_section(Material(finished=replace(finished, workers=workers), spec=spec))
+    section = functions_section(Material(finished=replace(finished, workers=workers), spec=spec))
     assert section is not None
     (drawing,) = section.parts
     assert isinstance(drawing, Drawing)

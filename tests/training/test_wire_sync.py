@@ -116,8 +116,7 @@ def summed() -> Iterator[Any]:
     """Every way once in 32, 16 and 8 bits; with all numbers of replicas in the long run."""
     for (i, way), replicas, wire in itertools.product(enumerate(WAYS), (2, 3, 4), (Wire.BF16, Wire.FP32, Wire.INT8)):
         chosen = {Wire.BF16: (2 + i % 2,), Wire.INT8: (4 - i % 2,), Wire.FP32: (2 if i else 3,)}[wire]
-        chosen = (4,) if way[0] is Sync.HIERARCHICAL else chosen  # fewer are one group
-        chosen = (4,) if way[0] is Sync.TREE else chosen  # fewer have one level
+        chosen = (4,) if way[0] in (Sync.HIERARCHICAL, Sync.TREE) else chosen  # fewer are one group, or one level
         marks = [] if replicas in chosen else [pytest.mark.long]
         yield pytest.param(way, replicas, wire, marks=marks, id=f"{wire.value}-{replicas}-{way[0].value}")
 

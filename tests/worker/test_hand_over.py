@@ -173,15 +173,11 @@ def test_a_successor_that_will_never_be_the_worker_does_not_wait(watches: bool, 
     own = signed_for_tests(storage)
     storage.watches = watches
     lease = Lease(own, KEYS, WORKER, 1 if ended is None else 0, fresh_s=1.0)
-
-    def end_or_begin() -> None:
+    with ThreadPoolExecutor() as pool:
+        waiting = pool.submit(run_attempt, spec, storage, Recording().open, invoked=Invoked())
         lease.take()
         if ended is not None:
             lease.close(ended)
-
-    with ThreadPoolExecutor() as pool:
-        waiting = pool.submit(run_attempt, spec, storage, Recording().open, invoked=Invoked())
-        end_or_begin()
         assert waiting.result(timeout=20.0)
     assert worker_reports(own, KEYS) == ()
 

@@ -66,7 +66,7 @@ def sync_time_s(
     spread_s: Array = merged_bytes / replicas * (1 / upload_bytes_s + others / download_bytes_s)
     spread_s = spread_s + pace.waits_s(merged_up_s, 1, others * merged_down_s, others)
     link = (gradient_bytes, replicas, upload_bytes_s, download_bytes_s, latency_s)
-    if sync in IN_ROUNDS:
+    if sync in (Sync.EXCHANGE, Sync.STREAMED, Sync.TREE):
         cut = usual_streams(sync, replicas, streams)
         return exposed_s(sync, *link, cut, backward_s, merged_bytes=merged_bytes, rounding=rounding, pace=pace)
     if sync is Sync.THREE_PHASE:
@@ -87,10 +87,6 @@ def sync_time_s(
     groups = usual_streams(sync, replicas, streams).groups
     longer_s: Array = sum(unhidden_s(sync, gradient_bytes, merged_bytes, replicas, (1, groups, 1), rounding))
     return moved_s + longer_s
-
-
-IN_ROUNDS = (Sync.EXCHANGE, Sync.STREAMED, Sync.TREE)
-"""The ways whose first rounds may begin during the last backward."""
 
 
 def limit_s(
@@ -348,21 +344,19 @@ def tree_s(
     waves, later = _waves_of(rounds), rounds - 1
     levels = _late_bodies(replicas, fan_in)
     full = tuple((fan_in * (level + 1), fan_in) for level in range(len(levels) - 1))
-    seconds = np.zeros(())
+    spread_s = np.maximum(later * sum_put_s + waves * _idle_s(sum_put_s, latency_s), later * sum_get_s)
+    spread_s = np.maximum(spread_s, rounds * (replicas - 1) * pace.one_get_s - pace.free_get_s)
+    seconds: Array = np.zeros(())
     for path in filter(None, (levels, full)):
         first_s = len(path) * up_s + np.maximum(path[-1][0] * get_s, asked_s)
         paced_s = np.maximum(later * put_s + waves * _idle_s(put_s, latency_s), later * pace.get_s)
-        seconds = np.maximum(seconds, first_s + paced_s + back_s)
+        seconds = np.maximum(seconds, first_s + np.maximum(paced_s, spread_s) + back_s)
         for level, (bodies, own) in enumerate(path):
             seconds = np.maximum(seconds, first_s + later * own * get_s + back_s)
             if level + 1 < len(path):
                 begun_s = (level + 1) * up_s + (bodies - own) * get_s
                 seconds = np.maximum(seconds, begun_s + rounds * (own * get_s + sum_get_s))
-    spread_s = np.maximum(later * sum_put_s + waves * _idle_s(sum_put_s, latency_s), later * sum_get_s)
-    spread_s = np.maximum(spread_s, rounds * (replicas - 1) * pace.one_get_s - pace.free_get_s)
-    summed_s = len(levels) * up_s + np.maximum(levels[-1][0] * get_s, asked_s)
-    whole_s: Array = np.maximum(seconds, summed_s + spread_s + back_s)
-    return whole_s
+    return seconds
 
 
 @lru_cache

@@ -22,7 +22,7 @@ from funcpipe.partitioner.cost import Array, BoolArray, IntArray
 from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.stores import Pace, link, pace_of, ways_fit, ways_usd
 from funcpipe.partitioner.cost.sync_choice import candidates
-from funcpipe.partitioner.cost.sync_time import IN_ROUNDS, Cut, exposed_s, sync_time_s
+from funcpipe.partitioner.cost.sync_time import Cut, exposed_s, sync_time_s
 
 _ELEMENTS = 3000
 """How many elements are computed at a time: few enough for the processor's cache."""
@@ -247,7 +247,7 @@ def _seconds(rows: Array, setting: Setting, ways: Sequence[SyncWay], pace: Pace)
         return seconds
     for sync in {way.sync for way in ways}:
         which = [i for i, way in enumerate(ways) if way.sync is sync]
-        if sync in IN_ROUNDS and sync is not Sync.TREE:
+        if sync in (Sync.EXCHANGE, Sync.STREAMED):  # whose forms take many cuts at once
             chosen = [usual_streams(sync, replicas, ways[i].streams) for i in which]
             cut = Cut(
                 *(np.array(counts) for counts in zip(*((s.rounds, s.groups, s.merged) for s in chosen), strict=True))
