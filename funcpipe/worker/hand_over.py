@@ -27,6 +27,8 @@ _log = logging.getLogger(__name__)
 _PAUSES = Backoff(first_s=2.0, most_s=20.0)
 """The pauses before a successor that could not be started is tried again."""
 
+_LOOKS_S = 2.0
+"""The seconds after which a function that waits for its predecessor looks again whether it may still be needed."""
 
 _MOST_OF_LIFE = 0.2
 """A start that took more of a function's life than this was an exception."""
@@ -168,13 +170,13 @@ def await_predecessor(spec: WorkerSpec, storage: Storage, keys: Keys) -> bool:
         try:
             step = get_document(storage, HandOver, key).step
         except KeyMissing:
-            if time.monotonic() - checked_s >= spec.faults.lease_s:
+            if time.monotonic() - checked_s >= _LOOKS_S:
                 checked_s = time.monotonic()
                 if exists(storage, keys.lease(spec.worker, spec.attempt)):
                     raise Superseded(
                         f"{spec.worker} has ended, or another function is attempt {spec.attempt}"
                     ) from None
-            storage.wait(key, min(left_s, spec.faults.lease_s if storage.watches else POLL_S), never)
+            storage.wait(key, min(left_s, _LOOKS_S if storage.watches else POLL_S), never)
             continue
         except CorruptMessage as error:  # it is there, and says nothing that is needed
             _log.warning("takes over, %.1f s after it was ready: %s", time.monotonic() - began_s, error)

@@ -169,7 +169,7 @@ def test_a_successor_that_will_never_be_the_worker_does_not_wait(watches: bool, 
     the worker, as no other hand-over was needed. Neither hands over.
     """
     storage = MemoryStorage()
-    spec = replace(first_attempt(storage, Recording(), epochs=1, lease_s=0.1), attempt=1, follows_within_s=30.0)
+    spec = replace(first_attempt(storage, Recording(), epochs=1, lease_s=600.0), attempt=1, follows_within_s=600.0)
     own = signed_for_tests(storage)
     storage.watches = watches
     lease = Lease(own, KEYS, WORKER, 1 if ended is None else 0, fresh_s=1.0)
