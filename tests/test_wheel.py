@@ -89,11 +89,11 @@ def test_the_source_archive_has_what_builds_and_explains_it(source: Path) -> Non
 
 
 def test_an_example_runs_from_another_folder(python: Path, tmp_path: Path) -> None:
-    shutil.copy(ROOT / "examples" / "lora.py", tmp_path)
+    shutil.copy(ROOT / "examples" / "learning_rates.py", tmp_path)
     clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    found = subprocess.run([python, "lora.py"], cwd=tmp_path, env=clean, capture_output=True, text=True)
+    found = subprocess.run([python, "learning_rates.py"], cwd=tmp_path, env=clean, capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
-    assert re.search(r"trained 8960 of 191936 numbers: loss 5\.\d\d -> 3\.\d\d", found.stdout)
+    assert re.search(r"learning rate 0\.001: +\d+% right\n(learning.*\n){7}the best of 8 is 0\.\d\d\d\n", found.stdout)
     code = "import funcpipe; print(funcpipe.__file__)"
     found = subprocess.run([python, "-c", code], cwd=tmp_path, env=clean, capture_output=True, text=True)
     assert Path(found.stdout.strip()).is_relative_to(python.parents[1])

@@ -27,8 +27,7 @@ _log = logging.getLogger(__name__)
 _PAUSES = Backoff(first_s=2.0, most_s=20.0)
 """The pauses before a successor that could not be started is tried again."""
 
-_LOOKS_S = 2.0
-"""The seconds after which a function that waits for its predecessor looks again whether it may still be needed."""
+_LOOKS_S = 2.0  # between two looks at whether a function that waits for its predecessor may still be needed
 
 _MOST_OF_LIFE = 0.2
 """A start that took more of a function's life than this was an exception."""
@@ -164,7 +163,6 @@ def await_predecessor(spec: WorkerSpec, storage: Storage, keys: Keys) -> bool:
     if spec.follows_within_s is None or spec.attempt == 0:
         return True
     key = keys.hand_over(spec.worker, spec.attempt - 1)
-    never = threading.Event()
     began_s = checked_s = time.monotonic()
     while (left_s := began_s + spec.follows_within_s - time.monotonic()) > 0:
         try:
@@ -176,7 +174,7 @@ def await_predecessor(spec: WorkerSpec, storage: Storage, keys: Keys) -> bool:
                     raise Superseded(
                         f"{spec.worker} has ended, or another function is attempt {spec.attempt}"
                     ) from None
-            storage.wait(key, min(left_s, _LOOKS_S if storage.watches else POLL_S), never)
+            storage.wait(key, min(left_s, _LOOKS_S if storage.watches else POLL_S), threading.Event())
             continue
         except CorruptMessage as error:  # it is there, and says nothing that is needed
             _log.warning("takes over, %.1f s after it was ready: %s", time.monotonic() - began_s, error)

@@ -24,6 +24,7 @@ PACE = Pace(steps=12, pause_s=0.5, lifetime_s=9.0)  # twelve seconds, longer tha
 pytestmark = pytest.mark.timeout(1500)
 
 
+@pytest.mark.long
 def test_the_check_of_aws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "test")

@@ -113,7 +113,7 @@ def test_a_transformer_with_dropout_equals_plain_training_on_the_device(
     ("stages", "replicas", "options", "optimizer"),
     [
         pytest.param(1, 1, {}, adamw, marks=pytest.mark.long),
-        (2, 1, {"schedule": ScheduleKind.ONE_F_ONE_B, "recompute": True}, momentum),
+        pytest.param(2, 1, {"schedule": ScheduleKind.ONE_F_ONE_B, "recompute": True}, momentum, marks=pytest.mark.long),
         pytest.param(3, 2, {"schedule": ScheduleKind.ONE_F_ONE_B}, adamw, marks=pytest.mark.long),
         (2, 2, {"sync": Sync.STREAMED, "wire": Wire.BF16, "wire_sync": Wire.INT8}, momentum),
     ],

@@ -76,7 +76,9 @@ def trained(
 
 
 @pytest.mark.parametrize(("stages", "replicas"), SHAPES)
-@pytest.mark.parametrize("network", [RESIDUAL, TRANSFORMER], ids=["residual", "transformer"])
+@pytest.mark.parametrize(
+    "network", [pytest.param(RESIDUAL, id="residual", marks=LONG), pytest.param(TRANSFORMER, id="transformer")]
+)
 def test_twenty_steps_in_double_precision_equal_one_process(network: Network, stages: int, replicas: int) -> None:
     """The network with BatchNorm amplifies rounding a thousandfold in a few steps: double precision has room for it."""
     loss, state = trained(network, torch.float64, stages, replicas)
@@ -84,7 +86,7 @@ def test_twenty_steps_in_double_precision_equal_one_process(network: Network, st
     assert state < 1e-10
 
 
-@pytest.mark.parametrize(("stages", "replicas"), [(3, 2), pytest.param(1, 3, marks=LONG)])
+@pytest.mark.parametrize(("stages", "replicas"), in_long_run([(3, 2), (1, 3)]))
 def test_twenty_steps_in_single_precision_equal_one_process(stages: int, replicas: int) -> None:
     loss, state = trained(TRANSFORMER, torch.float32, stages, replicas)
     assert loss < 1e-6

@@ -22,6 +22,7 @@ from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.recipe import Recipe
 from tests.client.validated import run
+from tests.examples import in_long_run
 from tests.jobs.scripts import EQUAL, Script, run_over_functions, run_script, worst_difference
 from tests.support.plans import even_stages
 
@@ -139,7 +140,7 @@ TIME_FIRST = script_of(TimeFirst, sequences, time_first)
 SCRIPTS = {"graphs": GRAPHS, "packed": PACKED, "time first": TIME_FIRST}
 
 
-@pytest.mark.parametrize(("stages", "replicas"), [(2, 1), (3, 2)])
+@pytest.mark.parametrize(("stages", "replicas"), [(3, 2), *in_long_run([(2, 1)])])
 @pytest.mark.parametrize("kind", SCRIPTS)
 def test_batches_are_collated_and_never_cut(kind: str, stages: int, replicas: int) -> None:
     script = SCRIPTS[kind]

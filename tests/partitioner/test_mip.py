@@ -102,6 +102,7 @@ def test_gurobi_equals_the_exact_search(seed: int) -> None:
         check(problem, policy("gurobi"))
 
 
+@pytest.mark.long
 def test_scip_equals_the_exact_search() -> None:
     for problem in modes(1, 3, 2, (2,)):
         check(problem, policy("scip"))

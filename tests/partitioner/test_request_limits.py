@@ -32,6 +32,7 @@ from funcpipe.partitioner.search.exact import exact
 from funcpipe.partitioner.search.exhaustive import exhaustive
 from funcpipe.platforms.catalog import load_spec
 from tests.analysis.test_predict import summing
+from tests.examples import in_long_run
 from tests.partitioner.instances import chain, draw_problem, platform
 
 PROFILE = read(ModelProfile, Path(__file__).parents[2] / "experiments/profiles/resnet101.json")
@@ -85,7 +86,7 @@ def exchanged(rounds: int) -> SyncWay:
     [(2, exchanged(24)), (2, exchanged(48)), (8, exchanged(24)), (8, streamed(24, 2, 2))],
     ids=str,
 )
-@pytest.mark.parametrize("stages", [1, 2, 3])
+@pytest.mark.parametrize("stages", [1, 3, *in_long_run([2])])
 def test_a_plan_whose_requests_wait_takes_as_long_as_it_is_played(replicas: int, way: SyncWay, stages: int) -> None:
     for share in (0.5, 1.0):
         more, longer = off(replicas, stages, way, share)
@@ -144,7 +145,7 @@ LIMITS = ({"puts_s": 3.0, "gets_s": 5.0}, {"gets_s": 20.0}, {"requests_s": 60.0}
 
 
 @pytest.mark.parametrize("limits", LIMITS, ids=str)
-@pytest.mark.parametrize("seed", [2, 6, 10])
+@pytest.mark.parametrize("seed", [2, 10, *in_long_run([6])])
 def test_the_search_finds_what_enumeration_finds(seed: int, limits: dict[str, float]) -> None:
     problem = draw_problem(seed)
     problem = replace(problem, spec=replace(problem.spec, **limits))  # type: ignore[arg-type]

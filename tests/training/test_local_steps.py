@@ -27,6 +27,7 @@ from funcpipe.worker.loop import Worker
 from tests.e2e.int8_sums import Int8Sums
 from tests.e2e.plans import even_plan, momentum
 from tests.e2e.reference import largest_difference
+from tests.examples import in_long_run
 from tests.in_process import make_job, run_workers, states
 from tests.support.in_turn import InTurn, even_bounds
 from tests.training import test_ties
@@ -176,7 +177,9 @@ def rounded_to_int8(workers: dict[str, Worker], plan: Plan) -> Callable[[Sequenc
 
 
 @pytest.mark.parametrize("wire", [Wire.BF16, Wire.INT8])
-@pytest.mark.parametrize(("way", "replicas", "every"), [(WAYS[1], 2, 2), (WAYS[4], 4, 2), (WAYS[2], 2, 1000)])
+@pytest.mark.parametrize(
+    ("way", "replicas", "every"), [(WAYS[1], 2, 2), (WAYS[4], 4, 2), *in_long_run([(WAYS[2], 2, 1000)])]
+)
 def test_what_is_rounded_on_its_way_is_rounded_in_meetings_alone(
     way: tuple[Sync, Streams | None], replicas: int, every: int, wire: Wire
 ) -> None:

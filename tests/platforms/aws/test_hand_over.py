@@ -28,6 +28,7 @@ from tests.platforms.hand_over import LOOK_S, SHORT, assert_handed_over, long_jo
 ROOT = Path(__file__).parents[3]
 
 
+@pytest.mark.long
 def test_functions_hand_over_where_there_is_room_for_one_successor(
     deployed: Account, storage: Storage, cloud: AwsCloud
 ) -> None:

@@ -16,6 +16,7 @@ from tests.cloud_emulation.processes import in_clean_folder
 from tests.platforms.aws.conftest import PLATFORM
 
 
+@pytest.mark.long
 def test_the_sizes_that_are_deployed_measure_themselves(storage: Storage, cloud: AwsCloud, tmp_path: Path) -> None:
     cloud.start = in_clean_folder  # as memory and start are measured
     assert main(["platforms", "measure", PLATFORM, "--max-usd", "0.01", "-o", str(tmp_path / "found.json")]) == 0
