@@ -1,5 +1,7 @@
 """Tensors that are read from safetensors files by ranges of bytes, beside what the safetensors library reads."""
 
+import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from funcpipe.comm import weight_files
-from funcpipe.comm.weight_files import fill, read_header
+from funcpipe.comm.weight_files import fill, make_file, read_header
 from funcpipe.core import WeightFile
 from funcpipe.errors import CorruptMessage, DataError
 from funcpipe.platforms.base import RequestMeter, Storage
@@ -90,17 +92,26 @@ def test_what_is_no_safetensors_file_is_refused(url: str, tmp_path: Path, conten
         read_header(open_storage(url), url, "x.safetensors")
 
 
+def test_a_tensor_whose_place_is_too_short_for_its_shape_is_refused(url: str, tmp_path: Path) -> None:
+    header = json.dumps({"a": {"dtype": "F32", "shape": [4], "data_offsets": [0, 12]}}).encode()
+    (tmp_path / "x.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + bytes(12))
+    with pytest.raises(DataError, match=r"float32 and shape \[4\] cannot take 12 bytes"):
+        read_header(open_storage(url), url, "x.safetensors")
+
+
 def test_a_missing_file_is_named(url: str) -> None:
     with pytest.raises(DataError, match=r"no file of weights .*/y.safetensors"):
         read_header(open_storage(url), url, "y.safetensors")
 
 
-@pytest.mark.parametrize("change", ["other", "cut"])
+@pytest.mark.parametrize("change", ["other", "renamed", "cut"])
 def test_a_file_that_changes_later_is_refused(url: str, tmp_path: Path, change: str) -> None:
     found = read_header(open_storage(url), url, "x.safetensors")
     file = tmp_path / "x.safetensors"
     if change == "other":
         save_file({"a": TENSORS["a"], "g": torch.ones(3)}, file)
+    elif change == "renamed":
+        file.write_bytes(file.read_bytes().replace(b'"a"', b'"z"'))
     else:
         file.write_bytes(file.read_bytes()[:-800])
     with pytest.raises(CorruptMessage, match="has changed since the run began"):
@@ -114,3 +125,31 @@ def test_the_header_of_a_large_file_is_read_in_two_requests(tmp_path: Path) -> N
     storage: Storage = open_storage(url, meter=meter)
     assert read_header(storage, url, "x.safetensors").keys() == many.keys()
     assert meter.counts.gets == 3  # two for the header, and one for the last byte
+
+
+def test_empty_tensors_alone_take_no_request_but_for_the_header(url: str) -> None:
+    meter = RequestMeter()
+    assert same(read(url, ["e"], meter)["e"], TENSORS["e"])
+    assert meter.counts.gets == 1
+
+
+def test_a_tensor_is_read_into_memory_of_any_strides(url: str) -> None:
+    found = read_header(open_storage(url), url, "x.safetensors")
+    turned = torch.zeros(4, 3).t()
+    fill([(found["a"], turned)], open_storage)
+    assert not turned.is_contiguous()
+    assert torch.equal(turned, TENSORS["a"])
+
+
+def test_a_damaged_tensor_of_an_own_file_is_noticed(url: str, tmp_path: Path) -> None:
+    """Files that are made here say the SHA-256 of each tensor."""
+    file, places = make_file({"a": TENSORS["a"]})
+    stored = replace(places["a"], file=replace(places["a"].file, url=url))
+    file.write(str(tmp_path / file.name))
+    written = (tmp_path / file.name).read_bytes()
+    target = torch.empty(3, 4)
+    fill([(stored, target)], open_storage)
+    assert torch.equal(target, TENSORS["a"])
+    (tmp_path / file.name).write_bytes(written[:-1] + bytes([written[-1] ^ 1]))
+    with pytest.raises(CorruptMessage, match="is damaged: a tensor of it has another SHA-256"):
+        fill([(stored, target)], open_storage)

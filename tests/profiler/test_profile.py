@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from funcpipe.api import FuncPipe
 from funcpipe.core import FunctionSize, ModelProfile, PlatformSpec, Precision
+from funcpipe.core.accelerator import Accelerator
 from funcpipe.errors import DataError, InvalidValue, RunError
 from funcpipe.model.graph import trace
 from funcpipe.model.split.cut import stage_of
@@ -246,6 +247,34 @@ def test_only_the_local_platform_is_not_estimated() -> None:
     assert elsewhere.estimated
     assert elsewhere.platform == "elsewhere"
     assert elsewhere.sizes == ("512MB", "1024MB", "2048MB")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rate"),
+    [(torch.float32, "fp32_tflop_s"), (torch.bfloat16, "bf16_tflop_s"), (torch.float16, "bf16_tflop_s")],
+)
+def test_accelerators_compute_in_the_format_of_most_weights(dtype: torch.dtype, rate: str) -> None:
+    """Twice the rate of that format halves the seconds of a product; that of another one changes none."""
+    rates = {"fp32_tflop_s": 1e-3, "bf16_tflop_s": 1e-3}
+    model, x = nn.Sequential(nn.Linear(64, 64, bias=False)).to(dtype), torch.randn(8, 64, dtype=dtype)
+
+    def seconds(**changed: float) -> float:
+        made = Accelerator(
+            name="x", memory_mb=64, vcpu_equivalents=1.0, memory_gb_s=1e6, host_device_gb_s=1.0, **{**rates, **changed}
+        )
+        spec = replace(SPEC, name="elsewhere", sizes=(replace(SPEC.sizes[0], accelerator=made),))
+        found = profiled(model, x, 8, spec=spec)
+        assert found.estimated
+        return found.layers[0].forward_s[0]
+
+    assert seconds(**{rate: 2e-3}) == pytest.approx(seconds() / 2, rel=1e-3)
+    assert all(seconds(**{other: 2e-3}) == seconds() for other in rates if other != rate)
+
+
+def test_the_memory_of_an_idle_function_is_the_platform_s_where_it_was_measured() -> None:
+    model, x = nn.Sequential(nn.Linear(4, 8)), torch.randn(3, 4)
+    assert profiled(model, x, 3).base_memory_bytes == 200 << 20
+    assert profiled(model, x, 3, spec=replace(SPEC, base_memory_bytes=190 << 20)).base_memory_bytes == 190 << 20
 
 
 def test_profiling_leaves_the_model_alone_and_tells_its_progress() -> None:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.utils.data import default_collate
 
 from funcpipe.errors import DataError
-from funcpipe.training.data import as_batch, load_batch
+from funcpipe.training.data import LoadedBatch, as_batch, load_batch
 from funcpipe.training.first_batch import first_batch
 from funcpipe.training.loading import SeededDataset
 
@@ -72,3 +72,8 @@ def test_a_dictionary_beside_a_target_is_what_the_model_takes(function: Any) -> 
 def test_a_sample_without_a_target_is_refused(sample: Any) -> None:
     with pytest.raises(DataError, match=r"sample 0 of the dataset is a .*; each must be a tuple of the model's inputs"):
         load_batch([sample], [0])
+
+
+def test_a_collate_function_may_make_the_batch_itself() -> None:
+    made = LoadedBatch(args=(torch.ones(2),), kwargs={"scale": 3}, target=torch.zeros(2))
+    assert load_batch([(0, 1), (2, 3)], [0, 1], lambda samples: made) is made

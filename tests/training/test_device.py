@@ -1,15 +1,21 @@
 """The stand-in for a device behaves as one, and so does what asks torch for it."""
 
+import functools
 import os
+from typing import Any
 from unittest import mock
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 from funcpipe.errors import PlatformRefused
 from funcpipe.model.draws import DrawingOperators, reseed
-from funcpipe.training.device import HOST, accelerator, numbers
+from funcpipe.model.graph import trace
+from funcpipe.model.split import StageModule, split
+from funcpipe.training.device import HOST, Device, accelerator, numbers
 from funcpipe.training.norms import sum_of_squares
+from tests.support.in_turn import even_bounds
 from tests.support.stand_in import NAME, Copies, copies, on_stand_in
 
 
@@ -74,3 +80,88 @@ def test_a_function_without_an_accelerator_says_what_it_needs() -> None:
     with none, pytest.raises(PlatformRefused, match="torch finds none here: the function needs a GPU, its driver"):
         accelerator()
     assert HOST.is_host
+
+
+META = Device(torch.device("meta"))
+
+
+def test_all_tensors_inside_what_a_stage_is_given_go_to_its_device() -> None:
+    value: Any = {"x": torch.ones(2, 3), "more": [7, (torch.zeros(4), "text")]}
+    found = META.given(value)
+    assert found["x"].device.type == found["more"][1][0].device.type == "meta"
+    assert (found["x"].shape, found["more"][0], found["more"][1][1]) == ((2, 3), 7, "text")
+    assert value["x"].device.type == "cpu"
+    assert META.to_device({"x": torch.ones(5)})["x"].device.type == META.empty(3, torch.float64).device.type == "meta"
+
+
+def test_what_is_on_the_host_already_is_not_copied() -> None:
+    value = {"x": torch.ones(2)}
+    assert HOST.given(value) is value
+    assert HOST.read(value) is value
+    assert META.read(value)["x"] is value["x"]
+
+
+class Placing(nn.Module):
+    """Makes tensors where its input is, and has a frozen weight and a buffer."""
+
+    offset: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 3), nn.Linear(3, 2)
+        self.first.weight.requires_grad_(False)
+        self.register_buffer("offset", torch.ones(3))
+
+    def forward(self, x: Tensor) -> Any:
+        made = torch.arange(3, device=x.device) + torch.zeros(3, device="cpu").to(x.device)
+        return self.last(self.first(x) + made + self.offset)
+
+
+class Scaled(nn.Module):
+    """A loss with a parameter and a buffer."""
+
+    weights: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.register_buffer("weights", torch.ones(2))
+
+    def forward(self, output: Tensor, target: Tensor) -> Any:
+        return nn.functional.cross_entropy(output * self.scale, target, weight=self.weights)
+
+
+def placed() -> StageModule:
+    graph = trace(Placing(), (torch.zeros(2, 3),))
+    (stage,) = split(graph, even_bounds(graph, 1))
+    return stage
+
+
+def tensors_of(module: nn.Module) -> dict[str, Tensor]:
+    return {**dict(module.named_parameters()), **dict(module.named_buffers())}
+
+
+def test_tensors_that_a_loss_function_is_bound_to_are_moved() -> None:
+    weights = torch.ones(2)
+    META.move(loss=functools.partial(nn.functional.cross_entropy, weight=weights))
+    assert weights.device.type == "meta"
+
+
+def test_on_the_host_nothing_is_moved() -> None:
+    stage = placed()
+    program = stage.program
+    HOST.move(stage, loss=Scaled())
+    assert stage.program is program
+    assert {tensor.device.type for tensor in tensors_of(stage).values()} == {"cpu"}
+
+
+def test_the_accelerator_is_the_one_that_torch_has_chosen_and_computes_deterministically(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls: list[None] = []
+    monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available: torch.device("meta"))
+    monkeypatch.setattr("torch.accelerator.current_device_index", lambda: 0)
+    monkeypatch.setattr("funcpipe.training.device.compute_deterministically", lambda: calls.append(None))
+    found = accelerator()
+    assert found.empty(2, torch.float32).device.type == "meta"
+    assert len(calls) == 1

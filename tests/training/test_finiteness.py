@@ -13,7 +13,7 @@ from funcpipe.core import OnNan
 from funcpipe.errors import NotFinite
 from funcpipe.model.graph import trace
 from funcpipe.training.batches import Batches
-from funcpipe.training.norms import GradientNorm, LossScale, is_finite
+from funcpipe.training.norms import Finiteness, GradientNorm, LossScale, is_finite
 from funcpipe.training.plain import PlainTraining
 from funcpipe.training.recipe import Recipe
 from tests.support.in_turn import InTurn, even_bounds
@@ -97,3 +97,40 @@ def test_a_gradient_that_no_scale_makes_finite_ends_the_run_unless_steps_are_to_
     assert skips.finish_step() == 1.0
     assert not skips.skipped
     assert not GradientNorm(on_nan=OnNan.STOP).is_needed
+
+
+def watching(on_nan: OnNan = OnNan.STOP) -> tuple[Finiteness, nn.Parameter]:
+    weight = nn.Parameter(torch.zeros(2))
+    return Finiteness(on_nan, 1, {"weight": weight}), weight
+
+
+def test_a_loss_that_is_not_finite_is_that_of_a_micro_batch_or_of_the_batch() -> None:
+    watch, _ = watching()
+    watch.check_loss(1.0, 2)
+    with pytest.raises(NotFinite, match=r"^in step 3 the loss is inf, first of micro-batch 4$"):
+        watch.check_loss(math.inf, 2, 4)
+    with pytest.raises(NotFinite, match=r"^in step 3 the loss of the batch is nan$"):
+        watch.check_loss(math.nan, 2)
+    watching(OnNan.IGNORE)[0].check_loss(math.nan, 2)
+
+
+def test_gradients_that_are_not_finite_end_the_run_with_the_stage_where_that_began() -> None:
+    watch, weight = watching()
+    norm = GradientNorm(clip_grad_norm=1.0, on_nan=OnNan.STOP)
+    weight.grad = torch.ones(2)
+    for stage, squares in enumerate((math.inf, 1.0, math.nan)):
+        norm.add_stage(stage, squares)
+    with pytest.raises(NotFinite, match=r"^in step 5 the gradient of stage 2 is not finite$"):
+        watch.check_gradients(norm, 4)
+    weight.grad[1] = math.nan
+    with pytest.raises(NotFinite, match=r"^in step 5 the gradient of weight in stage 1 is not finite, begun there"):
+        watch.check_gradients(norm, 4)
+
+
+def test_a_replica_that_updates_a_part_checks_that_part() -> None:
+    watch, _ = watching()
+    watch.check_split(torch.ones(3), 0)
+    bad = torch.tensor([0.0, -math.inf])
+    with pytest.raises(NotFinite, match=r"^in step 1 the gradient of stage 1 is not finite$"):
+        watch.check_split(bad, 0)
+    watching(OnNan.SKIP)[0].check_split(bad, 0)

@@ -19,6 +19,8 @@ from funcpipe import FuncPipe
 from funcpipe.errors import InputError, InvalidValue
 from funcpipe.training.instances import Instances, instances_of
 from funcpipe.training.losses import loss_of_output
+from funcpipe.training.norms import GradientNorm
+from funcpipe.training.state import capture_state
 from tests.training.learning import SCHEDULERS, network
 
 
@@ -210,3 +212,40 @@ def test_names_of_precisions_that_others_use_are_understood(name: Any, meant: st
 def test_a_precision_of_parameters_is_refused_with_what_to_do() -> None:
     with pytest.raises(InvalidValue, match=r"one of fp32, bf16, fp16, in which parameters stay .*, got 'bf16-true'"):
         FuncPipe(network(), precision="bf16-true")
+
+
+class Inheriting(Slow):
+    """Has the constructor of another."""
+
+
+def test_an_optimiser_without_a_constructor_of_its_own_is_made_again() -> None:
+    agree(lambda model: Inheriting(model.parameters(), 2.0, lr=0.1, momentum=0.5))
+
+
+def test_without_a_scheduler_a_reset_forgets_what_the_optimiser_keeps() -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    given = instances_of(model, loss_of_output, optimizer, None)
+    assert given is not None
+    before = copy.deepcopy(optimizer.state_dict())
+    trained(model, optimizer, None)
+    optimizer.param_groups[0]["lr"] = 0.01
+    given.reset()
+    assert optimizer.state_dict() == before
+    assert not given.has_begun
+
+
+def test_a_state_without_an_optimiser_leaves_the_given_one_as_it_is() -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
+    given = instances_of(model, loss_of_output, optimizer, None)
+    assert given is not None
+    trained(model, optimizer, None)
+    before = copy.deepcopy(optimizer.state_dict())
+    given.restore(capture_state(model, None, GradientNorm()))
+    found = optimizer.state_dict()
+    assert found["param_groups"] == before["param_groups"]
+    assert all(
+        torch.equal(kept["momentum_buffer"], found["state"][i]["momentum_buffer"])
+        for i, kept in before["state"].items()
+    )

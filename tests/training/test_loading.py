@@ -121,3 +121,16 @@ def test_samples_of_different_lengths_need_a_collate_function() -> None:
     assert padded.args[0].shape == (2, 5)
     with pytest.raises(DataError, match="the collate_fn returns a int"):
         load_batch(ragged, [0, 1], lambda samples: 3)
+
+
+def test_loading_goes_on_within_a_step() -> None:
+    batches = Batches(samples=20, global_batch=8, micro_batch=2, seed=0)
+    for replica in range(2):
+        order = Order(batches, epochs=2, replica=replica, replicas=2)
+        every = [*order.starting_at(0, 0)]
+        assert [(request.step, request.micro_batch) for request in every[:3]] == [
+            (0, replica),
+            (0, replica + 2),
+            (1, replica),
+        ]
+        assert [*order.starting_at(1, 2)] == every[3:]

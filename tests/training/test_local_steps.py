@@ -18,6 +18,7 @@ from funcpipe.model.graph import trace
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.batches import Batches, Step
 from funcpipe.training.computation import Computation
+from funcpipe.training.fragments import Fragments
 from funcpipe.training.local_steps import Meetings
 from funcpipe.training.parameter_hooks import hooks_of
 from funcpipe.training.plain import PlainTraining
@@ -317,3 +318,32 @@ def test_each_replica_draws_the_numbers_of_its_micro_batches_and_runs_hooks_on_i
             assert torch.allclose(found[name], tensor, rtol=1e-6, atol=1e-7), name
         else:
             assert torch.equal(found[name], tensor), name
+
+
+def test_a_step_that_is_given_up_begins_no_round_and_ends_none() -> None:
+    """If it is the first of a round, there is none afterwards; else that goes on from where it began."""
+    layer = nn.Linear(2, 1)
+    named = dict(layer.named_parameters())
+    plan = local_plan(WAYS[1], 2, sync_every=4, sync_fragments=2)
+    fragments = Fragments(Meetings(plan=plan, steps=8), named, [*named.values()], {})
+    fragments.begin_step()
+    assert fragments.goes_on
+    fragments.undo_step()
+    assert not fragments.goes_on
+    assert {id(tensor) for tensor in fragments.shared} == {id(parameter) for parameter in named.values()}
+    began = {tuple(parameter.shape): parameter.detach().clone() for parameter in named.values()}
+    fragments.begin_step()
+    with torch.no_grad():
+        layer.weight.add_(1.0)
+    fragments.begin_step()
+    fragments.undo_step()
+    assert fragments.goes_on
+    assert all(torch.equal(tensor, began[tuple(tensor.shape)]) for tensor in fragments.shared)
+
+
+def test_replicas_that_divide_the_outer_step_meet_without_momentum_too() -> None:
+    """Each updates the elements that it sums, from their mean: as the reference, but for rounding."""
+    job = job_of(local_plan(WAYS[1], 2, sync_every=2, outer_lr=0.7, shard_optimizer=True))
+    found = states(run_workers(job, MemoryStorage()))
+    assert largest_difference(found, in_turn(job).state_dict()) < 1e-5
+    assert largest_difference(found, in_turn(replace(job, plan=replace(job.plan, outer_lr=1.0))).state_dict()) > 1e-4

@@ -292,3 +292,51 @@ def test_what_has_no_meaning_alone_is_refused(fields: dict[str, Any], reason: st
 def test_numbers_that_make_no_sense_are_refused(fields: dict[str, Any]) -> None:
     with pytest.raises(FuncPipeError, match=r"sync_every|outer_lr"):
         LocalSteps(**fields)
+
+
+class Averaging(nn.Module):
+    """A norm whose statistics are plain averages over all calls, beside one that is never called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.unused = (nn.BatchNorm1d(6, momentum=None).double() for _ in range(2))
+        self.inner = network()
+
+    def forward(self, x: Tensor) -> Any:
+        return self.inner(self.norm(x))
+
+
+def test_statistics_that_are_plain_averages_are_those_of_one_process() -> None:
+    found, samples = in_turn(Averaging, 2, LocalSteps(sync_every=4), recipe_of(MOMENTUM)), data()
+    norm, unused = (nn.BatchNorm1d(6, momentum=None).double() for _ in range(2))
+    for step in STEPS:
+        for indices in step.micro_batches:
+            norm(torch.stack([samples[i][0] for i in indices]))
+    buffers = dict(found.named_buffers())
+    for name, expected in (("norm", norm), ("unused", unused)):
+        own = {key: buffers[f"{name}.{key}"] for key, _ in expected.named_buffers()}
+        assert difference(own, dict(expected.named_buffers())) < 1e-12
+
+
+def of_one_class(output: Tensor, target: Tensor) -> Tensor:
+    """The loss of class 0, over all samples; other classes are not learned."""
+    kept = target == 0
+    if not kept.any():
+        return torch.zeros((), dtype=torch.float64)
+    return nn.functional.cross_entropy(output[kept], target[kept], reduction="sum") / len(target)
+
+
+def test_micro_batches_whose_loss_needs_no_gradient_add_nothing() -> None:
+    expected, samples = network(), data()
+    optimizer = SGD(expected.parameters())
+    for step in STEPS:
+        batch = [samples[i] for indices in step.micro_batches for i in indices]
+        optimizer.zero_grad()
+        loss = of_one_class(expected(torch.stack([x for x, _ in batch])), torch.stack([y for _, y in batch]))
+        if loss.requires_grad:
+            torch.autograd.backward(loss)
+        optimizer.step()
+    parts = [{int(samples[i][1]) for i in indices} for step in STEPS for indices in step.micro_batches]
+    assert {0 in classes for classes in parts} == {True, False}
+    found = in_turn(network, 1, LocalSteps(sync_every=1), Recipe(loss=of_one_class, optimizer=SGD))
+    assert difference(found.state_dict(), expected.state_dict()) < 1e-12

@@ -71,6 +71,7 @@ def test_only_needed_shards_are_read_and_few_are_kept(monkeypatch: pytest.Monkey
         [(torch.zeros(2), "text")],
         [(torch.zeros(2), 0), (torch.zeros(3), 0)],
         [(torch.zeros(2), 2**70)],
+        [(torch.zeros(2), 1), (torch.zeros(2), 1.0)],
         [(torch.zeros(2, requires_grad=True), 0)],
         [{"x": torch.zeros(1)}, {"y": torch.zeros(1)}],
         TensorDataset(torch.zeros(0, 2)),

@@ -124,10 +124,18 @@ def test_tasks_that_wait_for_each_other_are_an_error() -> None:
         simulate(Graph(tasks, ((1,), (0,))), lambda task: Cost(1.0))
 
 
-@pytest.mark.parametrize(("seconds", "link_bytes_s", "name"), [(-1.0, None, "seconds"), (1.0, 0.0, "link_bytes_s")])
-def test_impossible_costs_are_refused(seconds: float, link_bytes_s: float | None, name: str) -> None:
-    with pytest.raises(InvalidValue, match=name):
-        Cost(seconds, 1, link_bytes_s)
+def test_only_those_that_never_end_are_named() -> None:
+    tasks = tuple(Task(Kind.FORWARD, 0, replica, micro_batch=0) for replica in range(3))
+    with pytest.raises(PlanError, match=r"wait forward\.s0\.r1\.m0, forward\.s0\.r2\.m0$"):
+        simulate(Graph(tasks, ((), (2,), (1,))), lambda task: Cost(1.0))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"seconds": -1.0}, {"link_bytes_s": 0.0}, {"processors": 0.0}, {"processors": 1.5}], ids=str
+)
+def test_impossible_costs_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InvalidValue, match=next(iter(wrong))):
+        Cost(**{"seconds": 1.0, **wrong})  # type: ignore[arg-type]
 
 
 def test_a_step_lasts_until_the_end_of_its_last_task() -> None:
