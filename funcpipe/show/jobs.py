@@ -222,8 +222,8 @@ def server_result(result: "ServerResult", way: Provision, output: str) -> Descri
     if result.step_s:
         predicted_s = (way.seconds - way.start_s) / way.iterations
         facts.append(("", f"a step took {fmean(result.step_s):.3g} s, {predicted_s:.3g} s predicted"))
-    took = f"took {time_text(result.seconds)} and {usd_text(result.usd)} here"
-    predicted = f"{time_text(way.seconds)} and {usd_text(way.usd)} predicted for what {way.way} rents"
+    took = f"took {time_text(result.seconds)} and ${usd_text(result.usd)} here"
+    predicted = f"{time_text(way.seconds)} and ${usd_text(way.usd)} predicted for what {way.way} rents"
     return Description(
         title=f"run {result.run}: {way.text}, {result.updates.value}",
         facts=(*facts, ("", f"{took}; {predicted}"), ("", f"the model is in {output}")),
