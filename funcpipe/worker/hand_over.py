@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 _PAUSES = Backoff(first_s=2.0, most_s=20.0)
 """The pauses before a successor that could not be started is tried again."""
 
-_LOOKS_S = 2.0  # between two looks at whether a function that waits for its predecessor may still be needed
+_CHECK_EVERY_S = 2.0  # how often a waiting successor checks that it may still become the worker
 
 _MOST_OF_LIFE = 0.2
 """A start that took more of a function's life than this was an exception."""
@@ -168,13 +168,13 @@ def await_predecessor(spec: WorkerSpec, storage: Storage, keys: Keys) -> bool:
         try:
             step = get_document(storage, HandOver, key).step
         except KeyMissing:
-            if time.monotonic() - checked_s >= _LOOKS_S:
+            if time.monotonic() - checked_s >= _CHECK_EVERY_S:
                 checked_s = time.monotonic()
                 if exists(storage, keys.lease(spec.worker, spec.attempt)):
                     raise Superseded(
                         f"{spec.worker} has ended, or another function is attempt {spec.attempt}"
                     ) from None
-            storage.wait(key, min(left_s, _LOOKS_S if storage.watches else POLL_S), threading.Event())
+            storage.wait(key, min(left_s, _CHECK_EVERY_S if storage.watches else POLL_S), threading.Event())
             continue
         except CorruptMessage as error:  # it is there, and says nothing that is needed
             _log.warning("takes over, %.1f s after it was ready: %s", time.monotonic() - began_s, error)

@@ -86,7 +86,8 @@ def test_twenty_steps_in_double_precision_equal_one_process(network: Network, st
     assert state < 1e-10
 
 
-@pytest.mark.parametrize(("stages", "replicas"), in_long_run([(3, 2), (1, 3)]))
+@LONG
+@pytest.mark.parametrize(("stages", "replicas"), [(3, 2), (1, 3)])
 def test_twenty_steps_in_single_precision_equal_one_process(stages: int, replicas: int) -> None:
     loss, state = trained(TRANSFORMER, torch.float32, stages, replicas)
     assert loss < 1e-6

@@ -3,11 +3,12 @@
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import AdamW, Optimizer
+from torch.optim import SGD, AdamW, Optimizer
 from torch.optim import lr_scheduler as lr
 from torch.optim.swa_utils import SWALR, AveragedModel, get_ema_multi_avg_fn
 
@@ -18,6 +19,9 @@ BATCHES = Batches(samples=SAMPLES, global_batch=GLOBAL_BATCH, micro_batch=MICRO_
 STEPS = EPOCHS * BATCHES.steps_per_epoch
 
 Scheduler = Callable[[Optimizer], lr.LRScheduler]
+Samples = list[tuple[Tensor, Tensor]]
+
+MOMENTUM: Callable[[Any], Optimizer] = partial(SGD, lr=0.05, momentum=0.9)
 
 
 def network() -> nn.Module:
@@ -138,3 +142,28 @@ def difference(found: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> f
     """The largest difference of any element."""
     assert found.keys() == expected.keys()
     return max(float((found[name].double() - expected[name].double()).abs().max()) for name in expected)
+
+
+def on_whole_batches(
+    model: nn.Module,
+    samples: Samples,
+    loss: Callable[[Any, Any], Tensor],
+    *,
+    schedule: Callable[..., Any] = lambda optimizer: lr.ConstantLR(optimizer, 1.0),
+    by_step: bool = True,
+    skips: Callable[[Step], bool] = lambda step: False,
+) -> nn.Module:
+    """Train on whole batches; steps that are to be skipped count for the schedule."""
+    optimizer = MOMENTUM(model.parameters())
+    scheduler = schedule(optimizer)
+    for step in all_steps():
+        batch = [samples[i] for indices in step.micro_batches for i in indices]
+        optimizer.zero_grad()
+        found = loss(model(torch.stack([x for x, _ in batch])), torch.stack([y for _, y in batch]))
+        if found.requires_grad:
+            torch.autograd.backward(found)
+        if not skips(step):
+            optimizer.step()
+        if by_step or (step.number + 1) % BATCHES.steps_per_epoch == 0:
+            scheduler.step()
+    return model

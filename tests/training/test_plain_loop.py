@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn, optim
+from torch import Tensor, nn
 from torch.optim import lr_scheduler as lr
 
 from funcpipe.core import Coupled, Interval, OnNan, Reduction
@@ -19,11 +19,8 @@ from funcpipe.training.batches import Step
 from funcpipe.training.plain import PlainRun, PlainTraining
 from funcpipe.training.recipe import Recipe
 from tests.support.in_turn import InTurn, even_bounds
-from tests.training.learning import BATCHES, all_steps, data, difference, network
+from tests.training.learning import MOMENTUM, Samples, all_steps, data, difference, network, on_whole_batches
 
-Samples = list[tuple[Tensor, Tensor]]
-
-MOMENTUM: Callable[[Any], optim.Optimizer] = partial(optim.SGD, lr=0.05, momentum=0.9)
 STEPS = all_steps()
 
 
@@ -51,31 +48,6 @@ def plain_of(model: nn.Module, samples: Samples, *, loss: Any, whole: bool = Fal
     )
 
 
-def by_hand(
-    model: nn.Module,
-    samples: Samples,
-    loss: Callable[[Any, Any], Tensor],
-    *,
-    schedule: Callable[..., Any] = lambda optimizer: lr.ConstantLR(optimizer, 1.0),
-    by_step: bool = True,
-    skips: Callable[[Step], bool] = lambda step: False,
-) -> nn.Module:
-    """Train on whole batches; steps that are to be skipped count for the schedule."""
-    optimizer = MOMENTUM(model.parameters())
-    scheduler = schedule(optimizer)
-    for step in STEPS:
-        batch = [samples[i] for indices in step.micro_batches for i in indices]
-        optimizer.zero_grad()
-        found = loss(model(torch.stack([x for x, _ in batch])), torch.stack([y for _, y in batch]))
-        if found.requires_grad:
-            torch.autograd.backward(found)
-        if not skips(step):
-            optimizer.step()
-        if by_step or (step.number + 1) % BATCHES.steps_per_epoch == 0:
-            scheduler.step()
-    return model
-
-
 def assert_trained_as(found: PlainRun, expected: nn.Module) -> None:
     assert difference(found.end, expected.state_dict()) < 1e-12
     assert difference(found.end, found.start) > 1e-3
@@ -95,7 +67,7 @@ def holding(place: int) -> Callable[[Step], bool]:
 @pytest.mark.parametrize("interval", Interval)
 def test_on_whole_batches_a_schedule_steps_when_it_is_due(interval: Interval) -> None:
     schedule, by_step = partial(lr.StepLR, step_size=2, gamma=0.3), interval is Interval.STEP
-    expected = by_hand(network(), data(), F.cross_entropy, schedule=schedule, by_step=by_step)
+    expected = on_whole_batches(network(), data(), F.cross_entropy, schedule=schedule, by_step=by_step)
     plain = plain_of(
         network(), data(), loss=F.cross_entropy, whole=True, scheduler=schedule, scheduler_interval=interval
     )
@@ -104,14 +76,14 @@ def test_on_whole_batches_a_schedule_steps_when_it_is_due(interval: Interval) ->
 
 def test_on_whole_batches_a_schedule_that_waits_for_validations_leaves_the_rate_alone() -> None:
     plain = plain_of(network(), data(), loss=F.cross_entropy, whole=True, scheduler=lr.ReduceLROnPlateau)
-    assert_trained_as(plain.run(), by_hand(network(), data(), F.cross_entropy))
+    assert_trained_as(plain.run(), on_whole_batches(network(), data(), F.cross_entropy))
 
 
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_step_that_is_not_finite_is_left_out_but_counts_for_the_schedule(whole: bool) -> None:
     samples, place = poisoned()
     schedule = partial(lr.ExponentialLR, gamma=0.8)
-    expected = by_hand(network(), samples, F.cross_entropy, schedule=schedule, skips=holding(place))
+    expected = on_whole_batches(network(), samples, F.cross_entropy, schedule=schedule, skips=holding(place))
     recipe: dict[str, Any] = {"scheduler": schedule, "scheduler_interval": Interval.STEP, "on_nan": OnNan.SKIP}
     found = plain_of(network(), samples, loss=F.cross_entropy, whole=whole, **recipe).run()
     assert_trained_as(found, expected)
@@ -127,14 +99,14 @@ def with_ignored_targets() -> Samples:
 
 def test_the_mean_over_tokens_is_that_of_the_whole_batch_also_where_a_part_has_none() -> None:
     samples = with_ignored_targets()
-    expected = by_hand(Idle(), samples, F.cross_entropy)
+    expected = on_whole_batches(Idle(), samples, F.cross_entropy)
     assert_trained_as(plain_of(Idle(), samples, loss=F.cross_entropy, reduction=Reduction.TOKENS).run(), expected)
 
 
 def test_the_mean_over_tokens_is_that_of_a_loss_that_weighs_classes_and_ignores_one() -> None:
     loss = partial(F.cross_entropy, ignore_index=3, weight=torch.tensor([0.5, 1.0, 3.0, 7.0], dtype=torch.float64))
     plain = plain_of(network(), data(), loss=loss, reduction=Reduction.TOKENS)
-    assert_trained_as(plain.run(), by_hand(network(), data(), loss))
+    assert_trained_as(plain.run(), on_whole_batches(network(), data(), loss))
 
 
 def summed_with_weight(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
@@ -146,14 +118,14 @@ def summed_with_weight(output: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
 @pytest.mark.parametrize("whole", [True, False])
 def test_a_weighted_loss_is_divided_by_the_weight_of_the_whole_batch(whole: bool) -> None:
     weights = torch.arange(4.0, dtype=torch.float64)
-    expected = by_hand(network(), data(), partial(F.cross_entropy, weight=weights))
+    expected = on_whole_batches(network(), data(), partial(F.cross_entropy, weight=weights))
     plain = plain_of(network(), data(), loss=summed_with_weight, whole=whole, reduction=Reduction.WEIGHTED)
     assert_trained_as(plain.run(), expected)
 
 
 def test_weighted_losses_that_are_not_finite_leave_out_their_step() -> None:
     samples, place = poisoned()
-    expected = by_hand(network(), samples, F.cross_entropy, skips=holding(place))
+    expected = on_whole_batches(network(), samples, F.cross_entropy, skips=holding(place))
     recipe: dict[str, Any] = {"reduction": Reduction.TOKENS, "on_nan": OnNan.SKIP}
     assert_trained_as(plain_of(network(), samples, loss=F.cross_entropy, **recipe).run(), expected)
 
@@ -170,13 +142,13 @@ def contrastive(output: Tensor, target: Tensor) -> Tensor:
 def test_a_coupled_loss_is_that_of_the_whole_batch_also_where_it_needs_no_gradient() -> None:
     """The last step of an epoch is too small for the loss; nothing is learned from it."""
     assert {step.samples for step in STEPS} == {4, 8}
-    expected = by_hand(network(), data(), contrastive)
+    expected = on_whole_batches(network(), data(), contrastive)
     assert_trained_as(plain_of(network(), data(), loss=contrastive, coupled=Coupled.CACHE).run(), expected)
 
 
 def test_a_coupled_loss_that_is_not_finite_leaves_out_its_step() -> None:
     samples, place = poisoned()
-    expected = by_hand(network(), samples, contrastive, skips=holding(place))
+    expected = on_whole_batches(network(), samples, contrastive, skips=holding(place))
     recipe: dict[str, Any] = {"coupled": Coupled.CACHE, "on_nan": OnNan.SKIP}
     assert_trained_as(plain_of(network(), samples, loss=contrastive, **recipe).run(), expected)
 
@@ -191,7 +163,7 @@ def test_a_coupled_loss_that_overflows_leaves_out_its_step_though_its_gradients_
         infinite = torch.where(target == 9, math.inf, 0.0).sum()
         return F.cross_entropy(output, target % 4) + infinite
 
-    expected = by_hand(network(), samples, offset, skips=holding(large))
+    expected = on_whole_batches(network(), samples, offset, skips=holding(large))
     recipe: dict[str, Any] = {"coupled": Coupled.CACHE, "on_nan": OnNan.SKIP}
     assert_trained_as(plain_of(network(), samples, loss=offset, **recipe).run(), expected)
 
@@ -212,14 +184,14 @@ def test_hooks_of_parameters_see_the_gradient_of_the_whole_batch(whole: bool) ->
         seen.append(tuple(gradient.shape))
         return gradient.clamp(-0.01, 0.01)
 
-    expected = by_hand(with_hooks(lambda gradient: gradient.clamp(-0.01, 0.01)), data(), F.cross_entropy)
+    expected = on_whole_batches(with_hooks(lambda gradient: gradient.clamp(-0.01, 0.01)), data(), F.cross_entropy)
     assert_trained_as(plain_of(with_hooks(clamped), data(), loss=F.cross_entropy, whole=whole).run(), expected)
     assert {shape: seen.count(shape) for shape in seen} == {(8, 6): len(STEPS), (8,): len(STEPS)}
 
 
 def test_hooks_that_return_nothing_leave_gradients_as_they_are() -> None:
     found = plain_of(with_hooks(lambda gradient: None), data(), loss=F.cross_entropy).run()
-    assert_trained_as(found, by_hand(Idle(), data(), F.cross_entropy))
+    assert_trained_as(found, on_whole_batches(Idle(), data(), F.cross_entropy))
 
 
 class PartsTwice(nn.Module):

@@ -23,10 +23,9 @@ from funcpipe.training.plain import train_in_one_process
 from funcpipe.training.plain_rounds import LocalSteps, train_in_turn
 from funcpipe.training.recipe import Recipe
 from tests.examples import at_most
-from tests.training.learning import all_steps, by_name, data, difference, network
+from tests.training.learning import MOMENTUM, all_steps, by_name, data, difference, network, on_whole_batches
 
 SGD = partial(optim.SGD, lr=0.1)
-MOMENTUM = partial(optim.SGD, lr=0.05, momentum=0.9)
 ADAMW = partial(optim.AdamW, lr=0.01, weight_decay=0.1)
 STEP_LR = partial(lr.StepLR, step_size=2, gamma=0.5)
 STEPS = all_steps()
@@ -327,16 +326,9 @@ def of_one_class(output: Tensor, target: Tensor) -> Tensor:
 
 
 def test_micro_batches_whose_loss_needs_no_gradient_add_nothing() -> None:
-    expected, samples = network(), data()
-    optimizer = SGD(expected.parameters())
-    for step in STEPS:
-        batch = [samples[i] for indices in step.micro_batches for i in indices]
-        optimizer.zero_grad()
-        loss = of_one_class(expected(torch.stack([x for x, _ in batch])), torch.stack([y for _, y in batch]))
-        if loss.requires_grad:
-            torch.autograd.backward(loss)
-        optimizer.step()
+    samples = data()
+    expected = on_whole_batches(network(), samples, of_one_class)
     parts = [{int(samples[i][1]) for i in indices} for step in STEPS for indices in step.micro_batches]
     assert {0 in classes for classes in parts} == {True, False}
-    found = in_turn(network, 1, LocalSteps(sync_every=1), Recipe(loss=of_one_class, optimizer=SGD))
+    found = in_turn(network, 1, LocalSteps(sync_every=1), Recipe(loss=of_one_class, optimizer=MOMENTUM))
     assert difference(found.state_dict(), expected.state_dict()) < 1e-12

@@ -18,6 +18,7 @@ from funcpipe.client.prepare.session import Site, session_on
 from funcpipe.core import RunLimits, RunSettings
 from funcpipe.core.settings import NO_LIMITS
 from funcpipe.errors import InvalidValue, PlanError, RunHalted
+from funcpipe.neighbours.parameter_server import on_functions
 from funcpipe.neighbours.parameter_server.function_group import FunctionsUsed, FunctionWorkerGroup
 from funcpipe.neighbours.parameter_server.loops import Watch, nothing_changes
 from funcpipe.neighbours.parameter_server.on_functions import ServerFunctions, _Bill, train_on_functions
@@ -114,20 +115,22 @@ def test_asynchronous_local_functions_exchange_through_redis(tmp_path: Path) -> 
     assert {push.worker for push in result.pushes} == {"f0", "f1"}
 
 
-def test_functions_with_limits_hand_over_before_their_life_ends(caplog: pytest.LogCaptureFixture) -> None:
-    """Twenty-four steps of 0.3 s and more, of functions that live for 6 s after a cold start of 0.2 s.
+def test_functions_with_limits_hand_over_before_their_life_ends(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Twenty-four steps of 0.3 s and more, of functions that are told they live for 6 s, after a cold start of 0.2 s.
 
-    On a busy machine an order may come too late for one that leaves, or that ends before it could: it is given to
-    another, and nothing else is lost.
+    They are killed at 60 s, as a busy machine may need more than 6 s to start one. There an order may come too late for
+    one that leaves: it is given to another, and nothing else is lost.
     """
-    job = make_job(replace(adam_recipe(), loss=slow_loss), epochs=8)
-    like = replace(load_spec("aws-lambda"), cold_start_s=0.2, latency_s=0.002, lifetime_s=6.0)
+    job, payload = make_job(replace(adam_recipe(), loss=slow_loss), epochs=8), on_functions._payload
+    monkeypatch.setattr(on_functions, "_payload", lambda *given: replace(payload(*given), lifetime_s=6.0))
+    like = replace(load_spec("aws-lambda"), cold_start_s=0.2, latency_s=0.002, lifetime_s=60.0)
     with caplog.at_level(logging.INFO, "funcpipe.neighbours.parameter_server"):
         result = train(job, replace(TWO, like=like))
     started = [record.getMessage() for record in caplog.records if "started function" in record.getMessage()]
-    late = ("its function left, as its lifetime was over", "timed out after 6 s")
-    assert [line for line in result.lost if not any(text in line for text in late)] == []
-    assert len(started) - len(result.lost) >= 4
+    assert len(started) >= 4
+    assert [line for line in result.lost if "its function left, as its lifetime was over" not in line] == []
     assert_same_parameters(result.state, job)
     assert {item.name for item in result.bill} == {"f0", "f1", "requests", "server"}
 
