@@ -2,11 +2,13 @@
 
     python -m experiments.studies.large_runs --model 435m --lora 16 --output FILE.json
     python -m experiments.studies.large_runs --model 1b --steps 5 --output FILE.json
+    python -m experiments.studies.large_runs --draw FIGURE.png FILE.json OTHER.json
 
 Weights of random numbers are written to files. A client profiles, plans and trains on local functions whose memory is
 imposed (`--memory-mb` each); two functions are killed while they compute, and all hand over once. Then one process that
 holds the model takes the same steps. Printed are the client's peak of memory after each verb, each function's beside
-its plan, the bytes of the last checkpoint beside those of what learns, and which tensors have equal bits.
+its plan, the bytes of the last checkpoint beside those of what learns, and which tensors have equal bits. With `--held`
+the client holds the model, as one does that is given a module. `--draw` draws the client's memory over time.
 """
 
 import argparse
@@ -87,8 +89,11 @@ def client(given: argparse.Namespace, shape: Shape, weights: Path) -> dict[str, 
     """Profile, plan and train as a user does."""
     verbs: dict[str, Any] = {}
     began_s = time.monotonic()
-    factory, spec = partial(make, shape, given.lora), sized(given.memory_mb)
-    pipe = FuncPipe(factory, optimizer=optimizer_of(given), weights=weights)
+    spec = sized(given.memory_mb)
+    if given.held:
+        pipe = FuncPipe(loaded(unset(shape, given.lora), weights), optimizer=optimizer_of(given))
+    else:
+        pipe = FuncPipe(partial(make, shape, given.lora), optimizer=optimizer_of(given), weights=weights)
     measured(verbs, "FuncPipe", began_s)
     batches = samples(given)
     pipe.profile({name: tensor[None] for name, tensor in batches[0].items()}, platform=spec, micro_batch=1, repeats=1)
@@ -201,6 +206,21 @@ def watched(command: Sequence[str]) -> list[tuple[float, float]]:
     return series
 
 
+def draw(picture: Path, files: Sequence[Path]) -> None:
+    """Draw the client's memory over time in each of the runs that are kept in `files`, which give them their names."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7, 3.5), layout="constrained")
+    axes = figure.subplots()
+    for file in files:
+        series = json.loads(file.read_text())["series"]
+        axes.plot([at_s for at_s, _ in series], [mb for _, mb in series], label=file.stem)
+    axes.set(xlabel="seconds", ylabel="resident memory of the client, MB", ylim=0)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(picture)
+
+
 def show(found: dict[str, Any]) -> None:
     one, run = found["alone"], found["client"]
     equal = sum(run["digests"][name] == digest for name, digest in one["digests"].items()) if one else 0
@@ -228,10 +248,15 @@ def main() -> None:
     parser.add_argument("--life-s", type=float, default=120.0, help="after which a function hands over")
     parser.add_argument("--checkpoint-steps", type=int, default=2)
     parser.add_argument("--float32", action="store_true")
+    parser.add_argument("--held", action="store_true", help="give the client the module itself")
     parser.add_argument("--not-alone", action="store_true", help="do not compare with one process")
     parser.add_argument("--output", type=Path)
+    parser.add_argument("--draw", nargs="+", type=Path, metavar="FILE", help="a picture, and what runs have written")
     parser.add_argument("--part", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.draw:
+        draw(given.draw[0], given.draw[1:])
+        return
     shape = SHAPES[given.model]._replace(dtype="float32" if given.float32 else "bfloat16")
     if given.part:
         part, weights, output = given.part

@@ -118,12 +118,13 @@ class Training(Evaluating):
                 file_run(prepared, result)
                 if self._weights is not None:
                     result.loss.write_to(self._recipe.loss)
-                    return events.ended(replace(result, learned=None))
+                    return events.ended(result)
                 loss, epochs = self._recipe.loss, prepared.epochs_after(len(result.losses))
                 self._learned = write_back(result, self.model, loss, epochs)
                 if self._made is not None and result.learned is not None:
                     self._made.restore(result.learned)
-                return events.ended(replace(result.with_all_of(saved_state(self.model), loss), learned=None))
+                learned = None if self._learned is None else self._learned.state
+                return events.ended(replace(result.with_all_of(saved_state(self.model), loss), learned=learned))
 
     @arguments.strict
     @ending_interrupts()

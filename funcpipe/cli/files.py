@@ -16,11 +16,14 @@ from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from funcpipe.cli.options import declared
 from funcpipe.cli.verbs import Options
 from funcpipe.errors import InputError
+
+if TYPE_CHECKING:
+    from funcpipe.training.state import StageState
 
 SAFETENSORS, TORCH = ".safetensors", (".pt", ".pth")
 DEFAULT = "model.safetensors"
@@ -180,6 +183,21 @@ def write_shards(state: Mapping[str, Any], folder: str, shard_bytes: int = SHARD
         raise InputError(f"{folder} cannot be written: {error}") from error
 
 
+def write_optimizer(state: "StageState", folder: str) -> None:
+    """Write what the optimiser keeps into `folder`: tensors as `write_shards` does, all else into optimizer.json.
+
+    Raises as that does, and as `StageState.optimizer_state_dict`, whose form it has.
+    """
+    tensors, others = state.optimizer_state_dict()
+    write_shards(tensors, folder)
+    write_file(partial(_write_json, others), os.path.join(folder, "optimizer.json"))
+
+
+def _write_json(value: object, path: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        json.dump(value, file, indent=1)
+
+
 def _write_shards(state: Mapping[str, Any], shard_bytes: int, folder: str) -> None:
     from funcpipe.comm.weight_files import NAMES, make_file
     from funcpipe.runstate.checkpoints import in_files
@@ -200,8 +218,7 @@ def _write_shards(state: Mapping[str, Any], shard_bytes: int, folder: str) -> No
     for path, name in zip(paths, names, strict=True):
         os.replace(path, os.path.join(folder, name))
     index = {"metadata": {"total_size": total}, "weight_map": {name: names[i] for name, i in weight_map.items()}}
-    with open(os.path.join(folder, "model.safetensors.index.json"), "w", encoding="utf-8") as file:
-        json.dump(index, file, indent=1)
+    _write_json(index, os.path.join(folder, "model.safetensors.index.json"))
 
 
 def write_somewhere(state: Mapping[str, Any], path: str, run: str) -> None:

@@ -8,7 +8,15 @@ from functools import partial
 from itertools import chain
 
 from funcpipe import show
-from funcpipe.cli.files import check_holds, check_model_file, free_model_file, is_folder, write_model, write_shards
+from funcpipe.cli.files import (
+    check_holds,
+    check_model_file,
+    free_model_file,
+    is_folder,
+    write_model,
+    write_optimizer,
+    write_shards,
+)
 from funcpipe.cli.options import Choice, argument, group, not_negative, option, positive, whole
 from funcpipe.cli.verbs import Options, verb
 from funcpipe.core import to_text
@@ -87,23 +95,29 @@ def clean(options: Options) -> None:
         "folder of safetensors files, of which one at a time is in memory",
         writes="",
     ),
+    option("--optimizer", "write what the optimiser keeps instead, into a folder"),
 )
 def export(options: Options) -> None:
     """Write the model of a run to a file or a folder: of one that has finished, was stopped, or still trains."""
     path = free_model_file() if options.output is None else str(options.output)
-    from funcpipe.client.follow.export import load_saved, open_saved
+    from funcpipe.client.follow.export import load_saved
 
-    if is_folder(path):
-        step, steps, state = open_saved(options.name, storage=options.storage, step=options.step)
-        write_shards(state, path)
-    else:
+    if options.optimizer and not is_folder(path):
+        raise InputError(f"--optimizer writes a folder, and {path} has an extension; give -o FOLDER")
+    if not is_folder(path):
         check_model_file(path)
-        saved = load_saved(options.name, storage=options.storage, step=options.step)
-        step, steps, held = saved.step, saved.steps, dict(saved.state_dict())
+    saved = load_saved(options.name, storage=options.storage, step=options.step, opened=is_folder(path))
+    if options.optimizer:
+        write_optimizer(saved.state, path)
+    elif is_folder(path):
+        write_shards(saved.state_dict(), path)
+    else:
+        held = dict(saved.state_dict())
         check_holds(path, held)
         write_model(held, path)
-    summary = {"run": options.name, "step": step, "steps": steps, "model": path}
-    said = f"run {options.name}: the model after step {step} of {steps}: {path}"
+    what = "optimizer" if options.optimizer else "model"
+    summary = {"run": options.name, "step": saved.step, "steps": saved.steps, what: path}
+    said = f"run {options.name}: the {what} after step {saved.step} of {saved.steps}: {path}"
     show.show(options.json, show.as_json(summary), lambda: said)
 
 

@@ -26,6 +26,7 @@ from funcpipe.runstate.documents import READS, encode_document, get_listed_docum
 from funcpipe.runstate.keys import Keys
 from funcpipe.training.sharding import combine_shards
 from funcpipe.training.state import StageState, settings_from_text, settings_to_text
+from funcpipe.training.state_dict import StateDict
 
 _log = logging.getLogger(__name__)
 
@@ -229,9 +230,12 @@ class Checkpoints:
                 raise self._unreadable(worker, error) from error
         raise AssertionError("the last lookup returns or raises")
 
-    def load_combined(self, stage: int, names: Sequence[str]) -> StageState:
-        """Return the checkpoints whose manifests have these names, combined into one state. Raises as `load` does."""
-        return combine_shards([self.load(stage, name) for name in names])
+    def load_combined(self, stage: int, names: Sequence[str], *, opened: bool = False) -> StageState:
+        """Return the checkpoints whose manifests have these names, combined into one state, or only `opened`.
+
+        Raises as `load` does.
+        """
+        return combine_shards([(self.open if opened else self.load)(stage, name) for name in names])
 
     def load(self, stage: int, name: str) -> StageState:
         """Return the checkpoint whose manifest is called `name`. Raises KeyMissing, or CorruptMessage with the key."""
@@ -243,17 +247,12 @@ class Checkpoints:
             tensors |= self._tensors(stage, file)
         size, took_s = sum(file.bytes for file in manifest.files), time.monotonic() - began_s
         _log.info("loaded checkpoint %s of stage %d: %d bytes in %.2f s", name, stage, size, took_s)
-        return StageState(
-            tensors=tensors,
-            aliases=manifest.aliases,
-            transient=frozenset(manifest.transient),
-            settings=settings_from_text(manifest.settings),
-        )
+        return _state_of(manifest, tensors)
 
-    def open(self, stage: int, name: str) -> tuple[Manifest, dict[str, Callable[[], Tensor]]]:
-        """Return the manifest called `name`, and what reads each tensor of that checkpoint, by name.
+    def open(self, stage: int, name: str) -> StageState:
+        """Return the same, of which each tensor is read when it is asked for; one file at a time is in memory.
 
-        One file at a time is in memory. Raises KeyMissing, or CorruptMessage, and so does each reading.
+        Raises as `load`, and so does each reading.
         """
         manifest = get_listed_document(self._storage, Manifest, self._keys.checkpoint(stage, name))
         newest: list[tuple[str, dict[str, Tensor]]] = []
@@ -272,7 +271,7 @@ class Checkpoints:
             except (ValueError, AttributeError) as error:
                 raise CorruptMessage(f"{key} is no safetensors file: {error}") from error
             readers |= {one: functools.partial(read, file, one) for one in names}
-        return manifest, readers
+        return _state_of(manifest, StateDict(readers))
 
     def delete(self, stage: int, names: Collection[str], index: CheckpointIndex) -> None:
         """Delete checkpoints of `stage` by the names of their manifests, which go first; then their files.
@@ -324,6 +323,15 @@ class Checkpoints:
                 return deserialised(key, data)
             _log.warning("read %d of %d of %s has another length or SHA-256 than its manifest", read, READS, key)
         raise CorruptMessage(f"{key} is not what its manifest says: its length or its SHA-256 differs")
+
+
+def _state_of(manifest: Manifest, tensors: Mapping[str, Tensor]) -> StageState:
+    return StageState(
+        tensors=tensors,
+        aliases=manifest.aliases,
+        transient=frozenset(manifest.transient),
+        settings=settings_from_text(manifest.settings),
+    )
 
 
 def _step_of(key: str) -> int:

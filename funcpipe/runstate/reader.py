@@ -5,7 +5,7 @@ make another. What a run has cost is in its heartbeats and reports.
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -89,10 +89,7 @@ def request_usd(requests: CountsByKind, prices: PlatformSpec, stores: Stores, *,
 
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
     from funcpipe.runstate.base import StoredBase
-    from funcpipe.runstate.state_dict import StateDict
     from funcpipe.training.state import StageState
 
 
@@ -204,35 +201,17 @@ class RunReader:
         found = {step: [self.index.manifests(stage, step) for stage in stages] for step in steps}
         return {step: manifests for step, manifests in found.items() if all(manifests)}
 
-    def model(self, step: int) -> "StageState":
+    def model(self, step: int, *, opened: bool = False) -> "StageState":
         """Return the whole model after `step` steps, with the optimiser of the first replica if each has its own.
 
-        Raises RunUnknown if it was not saved; CorruptMessage.
+        If it is only `opened`, its tensors are read when they are asked for; those of replicas that train alone are
+        read at once. Raises RunUnknown if it was not saved; CorruptMessage, and so does each reading.
         """
         if step not in self.saved:
             raise RunUnknown(f"run {self.keys.run} has left no checkpoint after its last step, {step}")
         if self.record.plan.trains_locally:
             return self.models_of_replicas(step, 1)[0]
-        return self._joined(self.saved[step])
-
-    def open_model(self, step: int) -> "StateDict":
-        """Return the `state_dict` of what was learned until after `step` steps, read when it is asked for.
-
-        That of replicas that train alone is read at once. Raises as `model`.
-        """
-        from funcpipe.runstate.checkpoints import Checkpoints
-        from funcpipe.runstate.state_dict import StateDict
-        from funcpipe.training.state import as_state_dict
-
-        if step not in self.saved or self.record.plan.trains_locally:
-            return StateDict(self.model(step).state_dict())
-        places: dict[str, Callable[[], Tensor]] = {}
-        checkpoints = Checkpoints(self.storage, self.keys)
-        for stage, manifests in enumerate(self.saved[step]):
-            for name in manifests:
-                manifest, readers = checkpoints.open(stage, name)
-                places |= as_state_dict(readers, manifest.aliases, manifest.transient)
-        return StateDict(places)
+        return self._joined(self.saved[step], opened=opened)
 
     def models_of_replicas(self, step: int, replicas: int) -> "tuple[StageState, ...]":
         """Return the whole model after `step` steps as each of the first `replicas` has it. Raises as `model`."""
@@ -247,16 +226,17 @@ class RunReader:
         others = self.index.manifests(worker[0], step) if self.record.plan.is_sharded else ()
         return tuple(dict.fromkeys((*self.index.manifests_for(worker, step), *others)))
 
-    def _joined(self, manifests: Sequence[tuple[str, ...]]) -> "StageState":
+    def _joined(self, manifests: Sequence[tuple[str, ...]], *, opened: bool = False) -> "StageState":
         """Return the whole model of the checkpoints that have these manifests, for each stage."""
         from funcpipe.runstate.checkpoints import Checkpoints
         from funcpipe.training.sharding import unshard
         from funcpipe.training.state import merge_stages
 
         checkpoints = Checkpoints(self.storage, self.keys)
-        return merge_stages([unshard(checkpoints.load_combined(stage, own)) for stage, own in enumerate(manifests)])
+        parts = (checkpoints.load_combined(stage, own, opened=opened) for stage, own in enumerate(manifests))
+        return merge_stages([unshard(part) for part in parts])
 
-    def best_models(self, validations: Sequence[ValidationReport]) -> "dict[int, StageState]":
+    def best_models(self, validations: Sequence[ValidationReport], *, opened: bool = False) -> "dict[int, StageState]":
         """Return the models of the best of these `validations` by their steps, as far as all of their stages are kept.
 
         The best one comes first.
@@ -266,7 +246,7 @@ class RunReader:
 
         kept, models = BestModel(self.storage, ValidationKeys.of(self.record)), {}
         for step in validations[-1].best_steps if validations else ():
-            states = [kept.load(stage, step) for stage in range(len(self.record.plan.stages))]
+            states = [kept.load(stage, step, opened=opened) for stage in range(len(self.record.plan.stages))]
             found = [state for state in states if state is not None]
             if len(found) == len(states):
                 models[step] = merge_stages(found)

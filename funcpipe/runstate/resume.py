@@ -4,6 +4,7 @@ Any object may be damaged or gone by then. A checkpoint that cannot be read cost
 loss that can be read nowhere is unknown; and what the run has cost is what the rest of its documents say.
 """
 
+import collections
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -46,9 +47,12 @@ class ResumePoint:
     replicas: tuple[StageState, ...] = ()
 
 
-def load_resume_point(storage: Storage, record: RunRecord, *, from_start: bool = False) -> ResumePoint:
+def load_resume_point(
+    storage: Storage, record: RunRecord, *, from_start: bool = False, opened: bool = False
+) -> ResumePoint:
     """Return the newest point at which the run can be resumed, with its state; with `from_start`, its beginning.
 
+    States that are `opened` are read once, a file at a time, and again when they are asked for.
     Raises RunUnknown if all that the run has saved is damaged, or if its beginning is not kept.
     """
     reader = RunReader(storage, record)
@@ -62,7 +66,8 @@ def load_resume_point(storage: Storage, record: RunRecord, *, from_start: bool =
         if step > reported:
             continue
         try:
-            state = reader.model(step)
+            state = reader.model(step, opened=opened)
+            collections.deque(state.tensors.values(), maxlen=0)  # which reads those that are only opened
         except (CorruptMessage, KeyMissing) as error:
             _log.warning("run %s: the checkpoint after step %d cannot be read: %s", keys.run, step, error)
             damaged.append(str(error))
@@ -83,7 +88,7 @@ def load_resume_point(storage: Storage, record: RunRecord, *, from_start: bool =
             skipped_steps=history.skipped_steps,
             learning_rates=history.learning_rates,
             validations=validations,
-            best_models=reader.best_models(validations),
+            best_models=reader.best_models(validations, opened=opened),
             stopped=stopped,
         )
     if finished is not None:

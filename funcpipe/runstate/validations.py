@@ -55,10 +55,10 @@ class BestModel:
         outdated = [key for key, step in found.items() if step < max(steps) and step not in steps]
         self._storage.delete_many(sorted(outdated, key=lambda key: not key.endswith(".json")))
 
-    def load(self, stage: int, step: int) -> StageState | None:
-        """Return the stage as it was after `step` steps; None if that is not kept."""
+    def load(self, stage: int, step: int, *, opened: bool = False) -> StageState | None:
+        """Return the stage as it was after `step` steps, or only `opened`; None if that is not kept."""
         name = self._name(stage, step)
-        return None if name is None else self._checkpoints.load(stage, name)
+        return None if name is None else self._checkpoints.load_combined(stage, [name], opened=opened)
 
     def _name(self, stage: int, step: int) -> str | None:
         prefix = self._keys.checkpoint(stage, f"{step:08d}.")

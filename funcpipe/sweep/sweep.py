@@ -31,13 +31,13 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import Owner, owned
 from funcpipe.runstate.reader import RunReader
 from funcpipe.runstate.signing import KeyFolder, key_of
-from funcpipe.runstate.state_dict import StateDict
 from funcpipe.sweep.budget import SweepEstimate, estimate_sweep
 from funcpipe.sweep.candidates import Candidate, Candidates, Terms
 from funcpipe.sweep.study import ENDED, Direction, JournalKeys, SweepStatus, SweepStudy, TrialStatus
 from funcpipe.sweep.trial_run import delete_runs
 from funcpipe.sweep.wave import Make, Wave
 from funcpipe.training.data_source import Data
+from funcpipe.training.state_dict import StateDict
 
 ITEM = "item"
 """The parameter of a sweep over a list: the place in it."""

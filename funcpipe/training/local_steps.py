@@ -368,10 +368,12 @@ class DividedOuterStep(OuterStep):
 def joined_parts(state: StageState) -> StageState:
     """Return `state` with whole tensors in place of the parts of all replicas. Raises CorruptMessage without one."""
     parts: dict[str, dict[int, Tensor]] = defaultdict(dict)
-    for name, tensor in state.tensors.items():
+    for name in state.tensors:
         if name.startswith(PART):
             whole, _, start = name.removeprefix(PART).rpartition("@")
-            parts[whole][int(start)] = tensor
+            parts[whole][int(start)] = state.tensors[name]
+    if not parts:
+        return state
     tensors = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(PART)}
     with mismatch_is_corrupt():
         for whole, own in parts.items():

@@ -25,8 +25,9 @@ resumed begins without, because the gradients may be cut otherwise then; so does
 """
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,7 +41,14 @@ from funcpipe.model.split.module_state import PREFIX
 from funcpipe.training.gradients import Layout, is_absent
 from funcpipe.training.local_steps import joined_parts
 from funcpipe.training.norms import GradientNorm
-from funcpipe.training.optimizers import OPTIMIZER, capture_groups, join_tensors, restore_groups, split_tensors
+from funcpipe.training.optimizers import (
+    OPTIMIZER,
+    capture_groups,
+    join_tensors,
+    restore_groups,
+    split_tensors,
+    tensor_names_in,
+)
 from funcpipe.training.state import (
     AVERAGED,
     MODEL,
@@ -53,6 +61,7 @@ from funcpipe.training.state import (
     restore_state,
     tensor_names,
 )
+from funcpipe.training.state_dict import StateDict, renamed, united
 
 
 class Segment:
@@ -209,8 +218,8 @@ class Residuals:
 
 def without_residuals(state: StageState) -> StageState:
     """Return `state` as a run that is resumed takes it."""
-    kept = {name: tensor for name, tensor in state.tensors.items() if not name.startswith(RESIDUAL)}
-    return replace(state, tensors=kept)
+    kept = {name: name for name in state.tensors if not name.startswith(RESIDUAL)}
+    return replace(state, tensors=renamed(state.tensors, kept))
 
 
 def capture_shard(stage: nn.Module, sharded: ShardedOptimizer, norm: GradientNorm) -> StageState:
@@ -249,11 +258,10 @@ def combine_shards(shards: Sequence[StageState]) -> StageState:
     """
     if len(shards) == 1:
         return shards[0]
-    tensors: dict[str, Tensor] = {}
+    tensors = united(shard.tensors for shard in reversed(shards))
     segments: dict[str, list[Any]] = {}
     with mismatch_is_corrupt():
         for shard in shards:
-            tensors = {**shard.tensors, **tensors}
             for name, found in ((shard.settings["optimizer"] or {}).get("shards", {})).items():
                 segments.setdefault(name, []).extend(found)
         if "shards" not in (shards[0].settings["optimizer"] or {}):
@@ -272,13 +280,18 @@ def unshard(combined: StageState) -> StageState:
     if optimizer is None or "shards" not in optimizer:
         return combined
     kept = (MODEL, AVERAGED, f"{SCHEDULER}/", PREFIX, f"{OPTIMIZER}group/")
-    tensors = {name: t for name, t in combined.tensors.items() if name.startswith(kept)}
-    state = {}
+    tensors = renamed(combined.tensors, {name: name for name in combined.tensors if name.startswith(kept)})
+    state: dict[str, Any] = {}
+    joined: dict[str, Callable[[], Tensor]] = {}
     with mismatch_is_corrupt():
         for name, segments in optimizer["shards"].items():
             in_order = sorted(segments, key=lambda segment: segment[0])
-            joined = _joined(in_order, combined.tensors[MODEL + name], combined.tensors)
-            state[name] = split_tensors(joined, f"{OPTIMIZER}{name}", tensors)
+            first = in_order[0][2]["dict"]
+            places = {key: f"{OPTIMIZER}{name}/{key}" for key, leaf in first.items() if [*tensor_names_in(leaf)]}
+            state[name] = {"dict": first | {key: {"tensor": place} for key, place in places.items()}}
+            joined |= {p: partial(_joined, name, key, in_order, combined.tensors) for key, p in places.items()}
+    is_open = isinstance(tensors, StateDict)
+    tensors = united([tensors, StateDict(joined) if is_open else {place: read() for place, read in joined.items()}])
     plain = {"state": state, "groups": optimizer["groups"]}
     return replace(combined, tensors=tensors, settings={**combined.settings, "optimizer": plain})
 
@@ -310,21 +323,16 @@ def restore_shard(state: StageState, stage: nn.Module, sharded: ShardedOptimizer
                 }
 
 
-def _joined(segments: Sequence[Any], parameter: Tensor, tensors: Mapping[str, Tensor]) -> dict[str, Any]:
-    """The optimiser's state of a parameter, from the [start, stop, state] of all its segments in ascending order."""
-    ends = [0, *(stop for _, stop, _ in segments)]
+def _joined(name: str, key: str, segments: Sequence[Any], tensors: Mapping[str, Tensor]) -> Tensor:
+    """What the optimiser keeps as `key` for a parameter, from the [start, stop, state] of its segments in order."""
+    parameter, ends = tensors[MODEL + name], [0, *(stop for _, stop, _ in segments)]
     if [start for start, _, _ in segments] != ends[:-1] or ends[-1] != parameter.numel():
         raise CorruptMessage("a checkpoint holds the optimiser's state of only some elements of a parameter")
-    kept = [join_tensors(plain, tensors) for _, _, plain in segments]
-    if len(kept) == 1:
-        return dict(kept[0])
+    with mismatch_is_corrupt():
+        values = [join_tensors(state["dict"][key], tensors) for _, _, state in segments]
     sizes = [torch.Size([stop - start]) for start, stop, _ in segments]
-    joined = {}
-    for key, first in kept[0].items():
-        values = [one[key] for one in kept]
-        cut = all(isinstance(v, Tensor) and v.shape == size for v, size in zip(values, sizes, strict=True))
-        joined[key] = torch.cat(values).view(parameter.shape) if cut else first
-    return joined
+    is_cut = len(values) > 1 and [value.shape for value in values] == sizes
+    return torch.cat(values).view(parameter.shape) if is_cut else values[0]
 
 
 def _name_of(stage: nn.Module) -> dict[int, str]:

@@ -7,15 +7,15 @@ a run can be resumed under another plan.
 
 import contextlib
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from funcpipe.core.texts import error_text
-from funcpipe.errors import CorruptMessage, PlanError
+from funcpipe.errors import CorruptMessage, ModelError, PlanError
 from funcpipe.model.split import StageModule
 from funcpipe.model.split.module_state import Attributes, decode_attributes, read_attributes, write_attributes
 from funcpipe.model.split.stage import of_loss, of_model
@@ -25,13 +25,13 @@ from funcpipe.training.norms import GradientNorm, LossScale
 from funcpipe.training.optimizers import (
     OPTIMIZER,
     capture_optimizer,
+    join_tensors,
     rename_tensors,
     restore_optimizer,
     select_optimizer,
     tensor_names_in,
 )
-
-_T = TypeVar("_T")
+from funcpipe.training.state_dict import renamed, united
 
 MODEL, AVERAGED = "model/", "averaged/"
 
@@ -64,32 +64,57 @@ class StageState:
     transient: frozenset[str]
     settings: Mapping[str, Any]
 
-    def state_dict(self) -> dict[str, Tensor]:
+    def state_dict(self) -> Mapping[str, Tensor]:
         """Return the stage's part of the model's `state_dict`, shared tensors under all their names."""
-        return of_model(self._named({}))
+        return renamed(self.tensors, of_model(self._names({})))
 
-    def averaged_state_dict(self) -> dict[str, Tensor]:
+    def averaged_state_dict(self) -> Mapping[str, Tensor]:
         """Return the same with the averages of what is averaged; nothing if there is no average."""
-        return of_model(self._averaged())
+        return renamed(self.tensors, of_model(self._averaged()))
 
     def loss_state_dict(self) -> dict[str, Tensor]:
         """Return the parameters and buffers of the loss, under the names that they have there."""
-        return of_loss(self._named({}))
+        return dict(renamed(self.tensors, of_loss(self._names({}))))
 
     def averaged_loss_state_dict(self) -> dict[str, Tensor]:
         """Return the same with the averages of what is averaged; nothing if there is no average."""
-        return of_loss(self._averaged())
+        return dict(renamed(self.tensors, of_loss(self._averaged())))
 
-    def _averaged(self) -> dict[str, Tensor]:
-        length = len(AVERAGED)
-        averaged = {name[length:]: tensor for name, tensor in self.tensors.items() if name.startswith(AVERAGED)}
-        return self._named(averaged) if averaged else {}
+    def optimizer_state_dict(self) -> tuple[Mapping[str, Tensor], dict[str, Any]]:
+        """Return what the optimiser keeps: tensors, and all else, by "state.PARAMETER.KEY" and
+        "param_groups.PARAMETER.KEY", as `get_optimizer_state_dict` of `torch.distributed.checkpoint.state_dict` does
+        with `flatten_optimizer_state_dict`. A tied parameter, which each of its stages keeps, is there once.
 
-    def _named(self, changed: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        names = [name.removeprefix(MODEL) for name in self.tensors if name.startswith(MODEL)]
-        held = {name: self.tensors[MODEL + name] for name in names} | dict(changed)
+        Raises ModelError for an optimiser that keeps more for a parameter or a group than tensors and plain values.
+        """
+        saved = self.settings.get("optimizer") or {"state": {}, "groups": []}
+        trees = {f"state.{name}": tree for name, tree in saved["state"].items()}
+        for group in saved["groups"]:
+            trees |= {f"param_groups.{name}": group["settings"] for name in group["parameters"]}
+        for other, name in self.aliases.items():
+            for kind in ("state", "param_groups") if f"param_groups.{name}" in trees else ():
+                trees.pop(f"{kind}.{other}", None)
+        places: dict[str, str] = {}
+        others: dict[str, Any] = {}
+        for name, tree in trees.items():
+            for key, leaf in tree["dict"].items():
+                found = [*tensor_names_in(leaf)]
+                if found and leaf != {"tensor": found[0]}:
+                    raise ModelError(
+                        f"the optimiser keeps several tensors as {key!r} of {name}, which has no flat form"
+                    )
+                (places if found else others)[f"{name}.{key}"] = found[0] if found else join_tensors(leaf, {})
+        return renamed(self.tensors, places), others
+
+    def _averaged(self) -> dict[str, str]:
+        averaged = {name.removeprefix(AVERAGED): name for name in self.tensors if name.startswith(AVERAGED)}
+        return self._names(averaged) if averaged else {}
+
+    def _names(self, changed: Mapping[str, str]) -> dict[str, str]:
+        """Map each name of the model, and of the loss, to that of its tensor."""
+        held = {name.removeprefix(MODEL): name for name in self.tensors if name.startswith(MODEL)} | dict(changed)
         held |= {alias: held[name] for alias, name in self.aliases.items()}
-        return {name: tensor for name, tensor in held.items() if name not in self.transient}
+        return {name: place for name, place in held.items() if name not in self.transient}
 
     def attributes(self) -> Attributes:
         """The Python attributes that a forward leaves for the next one. Raises CorruptMessage if they are not."""
@@ -102,13 +127,6 @@ class StageState:
     def _attributes(self) -> Attributes:
         with mismatch_is_corrupt():
             return decode_attributes(self.settings.get(ATTRIBUTES, {}), self.tensors)
-
-
-def as_state_dict(places: Mapping[str, _T], aliases: Mapping[str, str], transient: Collection[str]) -> dict[str, _T]:
-    """What stands for the tensors of a state in `places`, under the names of the model's `state_dict`."""
-    held = {name.removeprefix(MODEL): place for name, place in places.items() if name.startswith(MODEL)}
-    held |= {alias: held[name] for alias, name in aliases.items() if name in held}
-    return of_model({name: place for name, place in held.items() if name not in transient})
 
 
 def capture_state(stage: nn.Module, optimizer: torch.optim.Optimizer | None, norm: GradientNorm) -> StageState:
@@ -185,12 +203,9 @@ def with_settings(state: StageState, settings: Mapping[str, Any], tensors: Mappi
 def merge_stages(states: Sequence[StageState]) -> StageState:
     """Return the state of the whole model, from the states of all its stages in order."""
     kept = [state.settings["optimizer"] for state in states if state.settings["optimizer"] is not None]
-    tensors: dict[str, Tensor] = {}
-    groups: list[Any] = []
-    for number, state in enumerate(states):
-        moved = _with_stage_in_group_names(state, number)
-        tensors |= moved.tensors
-        groups += moved.settings["optimizer"]["groups"] if moved.settings["optimizer"] is not None else []
+    moved = [_with_stage_in_group_names(state, number) for number, state in enumerate(states)]
+    optimizers = [state.settings["optimizer"] for state in moved if state.settings["optimizer"] is not None]
+    groups = [group for optimizer in optimizers for group in optimizer["groups"]]
     optimizer = {"state": {n: s for part in kept for n, s in part["state"].items()}, "groups": groups}
     settings: dict[str, Any] = {"optimizer": optimizer if kept else None}
     settings["loss_scale"] = states[0].settings["loss_scale"]
@@ -198,7 +213,7 @@ def merge_stages(states: Sequence[StageState]) -> StageState:
     shared = (SCHEDULER, AVERAGE)  # the same in all stages that have it
     settings |= {name: state.settings[name] for state in states for name in shared if name in state.settings}
     return StageState(
-        tensors=tensors,
+        tensors=united(state.tensors for state in moved),
         aliases={alias: name for state in states for alias, name in state.aliases.items()},
         transient=frozenset[str]().union(*(state.transient for state in states)),
         settings={**settings, **({ATTRIBUTES: attributes} if attributes else {})},
@@ -220,19 +235,19 @@ def select_for_stage(whole: StageState, stage: nn.Module) -> StageState:
                 f"the checkpoints are of another model: {name!r} has shape {list(stored.shape)} of {stored.dtype} "
                 f"there, {list(tensor.shape)} of {tensor.dtype} here"
             )
-    tensors = {MODEL + name: whole.tensors[MODEL + stored] for name, stored in held.items()}
+    places = {MODEL + name: MODEL + stored for name, stored in held.items()}
     optimizer = whole.settings["optimizer"]
     if optimizer is not None:
         optimizer = select_optimizer(optimizer, source)
     settings = {**whole.settings, "optimizer": optimizer}
     settings.pop(ATTRIBUTES, None)
-    tensors |= {name: whole.tensors[name] for part in settings.values() for name in tensor_names_in(part)}
+    places |= {name: name for part in settings.values() for name in tensor_names_in(part)}
     named = ((prefix + name, prefix + stored) for prefix in _BY_NAME for name, stored in source.items())
-    tensors |= {name: whole.tensors[stored] for name, stored in named if stored in whole.tensors}
+    places |= {name: stored for name, stored in named if stored in whole.tensors}
     if isinstance(stage, StageModule) and stage.carried.blocks:
         settings[ATTRIBUTES] = _select_attributes(whole, stage.carried.blocks)
-        tensors |= {name: whole.tensors[name] for name in tensor_names_in(settings[ATTRIBUTES])}
-    aliases = {alias: name for alias, name in aliases.items() if name in held}
+        places |= {name: name for name in tensor_names_in(settings[ATTRIBUTES])}
+    tensors, aliases = renamed(whole.tensors, places), {a: name for a, name in aliases.items() if name in held}
     return StageState(tensors=tensors, aliases=aliases, transient=_transient(stage) & held.keys(), settings=settings)
 
 
@@ -290,8 +305,8 @@ def _select_attributes(whole: StageState, blocks: Sequence[str]) -> dict[str, An
 def _with_stage_in_group_names(state: StageState, number: int) -> StageState:
     """Return `state` with its groups' tensors renamed after the stage: other stages have groups of the same numbers."""
     prefix = f"{OPTIMIZER}group/"
-    renamed = {name: f"{OPTIMIZER}group/s{number}/{name.removeprefix(prefix)}" for name in state.tensors}
-    renamed = {name: new for name, new in renamed.items() if name.startswith(prefix)}
-    tensors = {renamed.get(name, name): tensor for name, tensor in state.tensors.items()}
-    settings = {**state.settings, "optimizer": rename_tensors(state.settings["optimizer"], renamed)}
+    moved = {name: f"{OPTIMIZER}group/s{number}/{name.removeprefix(prefix)}" for name in state.tensors}
+    moved = {name: new for name, new in moved.items() if name.startswith(prefix)}
+    tensors = renamed(state.tensors, {moved.get(name, name): name for name in state.tensors})
+    settings = {**state.settings, "optimizer": rename_tensors(state.settings["optimizer"], moved)}
     return StageState(tensors=tensors, aliases=state.aliases, transient=state.transient, settings=settings)

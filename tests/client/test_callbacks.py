@@ -20,10 +20,10 @@ from funcpipe.core import RunSettings
 from funcpipe.errors import InvalidValue, RunHalted
 from funcpipe.loggers import CheckpointFiles
 from funcpipe.runstate.signing import signed
-from funcpipe.runstate.state_dict import StateDict
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
 from funcpipe.training.state import StageState
+from funcpipe.training.state_dict import StateDict
 from tests.client.threads import RUN, STEADY, job
 
 pytestmark = pytest.mark.usefixtures("traced")

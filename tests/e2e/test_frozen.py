@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from funcpipe import FuncPipe, export
 from funcpipe.api import training
 from funcpipe.cli.files import write_shards
-from funcpipe.client.follow.export import open_saved
+from funcpipe.client.follow.export import load_saved
 from funcpipe.client.prepare.frozen import mark_fixed
 from funcpipe.client.prepare.session import Session, Site, session_on
 from funcpipe.client.prepare.weights import ModelWeights, find_weights
@@ -297,8 +297,8 @@ def test_a_fixed_tensor_that_code_changes_all_the_same_is_saved() -> None:
 def test_a_run_is_exported_shard_by_shard(tmp_path: Path) -> None:
     threads = Threads()
     _, result = threads.train(made(), planned(2))
-    step, steps, state = open_saved(RUN, storage=threads.storage)
-    assert (step, steps) == (4, 4)
+    saved = load_saved(RUN, storage=threads.storage, opened=True)
+    assert (saved.step, saved.steps) == (4, 4)
     seen: list[str] = []
     read = Checkpoints._tensors
 
@@ -307,7 +307,7 @@ def test_a_run_is_exported_shard_by_shard(tmp_path: Path) -> None:
         return read(self, stage, file)
 
     with mock.patch.object(Checkpoints, "_tensors", counted):
-        write_shards(state, str(tmp_path / "model"), shard_bytes=600)
+        write_shards(saved.state_dict(), str(tmp_path / "model"), shard_bytes=600)
     assert len(seen) == 2, "each file of the checkpoint is read once"
     index = json.loads((tmp_path / "model" / "model.safetensors.index.json").read_text())
     assert len(set(index["weight_map"].values())) > 3
@@ -320,6 +320,6 @@ def test_a_run_is_exported_shard_by_shard(tmp_path: Path) -> None:
     assert same(found, result.state_dict())
     assert find_weights(tmp_path / "model").keys() == found.keys()
     with pytest.raises(InputError, match="is a folder with files in it"):
-        write_shards(state, str(tmp_path / "model"))
+        write_shards(saved.state_dict(), str(tmp_path / "model"))
     with pytest.raises(InvalidValue, match="must be a step that run adapted has saved"):
-        open_saved(RUN, storage=threads.storage, step=3)
+        load_saved(RUN, storage=threads.storage, step=3, opened=True)

@@ -190,4 +190,4 @@ def _restore(storage: MemoryStorage, manifest: Manifest, data: bytes) -> dict[st
     settings = states.settings_from_text(data.decode("utf-8", errors="replace"))
     found = states.StageState(tensors=whole.tensors, aliases=manifest.aliases, transient=frozenset(), settings=settings)
     restore_state(found, net, torch.optim.Adam(net.parameters()), GradientNorm())
-    return found.state_dict()
+    return dict(found.state_dict())

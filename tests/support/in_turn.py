@@ -60,7 +60,7 @@ class InTurn:
                 for r in range(len(row)):
                     self.update(step, s, r)
         merged = merge_stages([row[0].state() for row in self.workers])
-        return merged.state_dict() | below_loss(merged.loss_state_dict())
+        return dict(merged.state_dict()) | below_loss(merged.loss_state_dict())
 
     def worker(self, stage: int, replica: int) -> Computation:
         """The computation of one replica of a stage."""

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from funcpipe.api import FuncPipe
 from funcpipe.client.follow.results import RunResult
 from funcpipe.core import Validation
+from funcpipe.platforms.local.files import FileStorage
 from funcpipe.sweep.study import SweepStatus
 from tests.sweep.killed_sweep import EPOCHS, TRIALS
 from tests.sweep.small_sweeps import BATCH, HELD_OUT, STEADY, TRAINED_ON, network, plan, sweep, trained, validated
@@ -43,7 +44,7 @@ def test_a_killed_client_loses_nothing(tmp_path: Path) -> None:
         assert tuple(trial.settings.values()) == values
         assert trial.value == pytest.approx(min(trained(*values, epochs=EPOCHS)), rel=1e-4)
     assert validated(result.model) == pytest.approx(result.best.value, rel=1e-4)
-    left = {path.name for path in tmp_path.iterdir() if not path.name.startswith(".")}
+    left = {key.partition("/")[0] for key in FileStorage(tmp_path).list("")}
     assert left == {"digits", result.best.run}
 
 

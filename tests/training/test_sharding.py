@@ -96,7 +96,7 @@ def states(workers: dict[str, Worker], stage: int, replicas: int) -> list[dict[s
     parts = [workers[f"s{stage}.r{r}"].computation.state() for r in range(replicas)]
     optimizer = unshard(combine_shards(parts)) if workers[f"s{stage}.r0"].computation.is_sharded else parts[0]
     kept = {name: tensor for name, tensor in optimizer.tensors.items() if name.startswith("optimizer/")}
-    return [part.state_dict() for part in parts] + [kept]
+    return [*(dict(part.state_dict()) for part in parts), kept]
 
 
 def assert_same_bits(found: list[dict[str, Tensor]], expected: list[dict[str, Tensor]]) -> None:

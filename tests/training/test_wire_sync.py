@@ -192,7 +192,7 @@ def test_sums_of_64_bit_numbers_stay_exact() -> None:
         )
         doubles = [(x.double(), y) for x, y in vectors()]
         job = make_job(copy.deepcopy(made), plan, lambda: doubles, loss=F.cross_entropy, optimizer=momentum)
-        return run_workers(job, MemoryStorage())["s0.r0"].computation.state().state_dict()
+        return dict(run_workers(job, MemoryStorage())["s0.r0"].computation.state().state_dict())
 
     exact, rounded = train_doubles(Wire.FP32), train_doubles(Wire.BF16)
     assert all(torch.equal(rounded[name], tensor) for name, tensor in exact.items())

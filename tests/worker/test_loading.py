@@ -83,7 +83,7 @@ def trained(job: Job) -> dict[str, Tensor]:
         merge_stages([workers[f"s{s}.r{r}"].computation.state() for s in range(3)]).state_dict() for r in range(2)
     )
     assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
-    return first
+    return dict(first)
 
 
 @functools.cache

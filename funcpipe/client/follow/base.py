@@ -10,7 +10,7 @@ from funcpipe.client.prepare.prepared_run import PreparedRun
 from funcpipe.comm.weight_files import StoredTensor, opening, sha256_of
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.state_dict import StateDict
+from funcpipe.training.state_dict import StateDict
 
 
 def with_base(prepared: PreparedRun, result: RunResult) -> RunResult:
@@ -27,7 +27,7 @@ def with_base(prepared: PreparedRun, result: RunResult) -> RunResult:
         places: Mapping[str, Tensor | Callable[[], Tensor]] = {
             name: read if base.stored[name].file.url else read() for name, read in readers.items()
         }
-        return replace(result, tensors=StateDict({**places, **result.tensors}))
+        return replace(result, tensors=StateDict(places).replaced(result.tensors))
     new = {file.name for file in prepared.base.files}  # which were made of this very module
     held = _held(prepared)
     others = {

@@ -21,9 +21,9 @@ from funcpipe.platforms.base import Storage
 from funcpipe.platforms.catalog import open_storage
 from funcpipe.runstate.reader import RunReader
 from funcpipe.runstate.signing import signed
-from funcpipe.runstate.state_dict import StateDict
 from funcpipe.training.losses import LossFunction
 from funcpipe.training.state import ATTRIBUTES, MODEL, StageState
+from funcpipe.training.state_dict import StateDict
 
 _log = logging.getLogger(__name__)
 
@@ -133,20 +133,12 @@ def export(run: str, *, storage: str | Storage, step: int | None = None) -> Mapp
     return load_saved(run, storage=storage, step=step).state_dict()
 
 
-def load_saved(run: str, *, storage: str | Storage, step: int | None = None) -> SavedModel:
-    """The model that `export` reads, with its step."""
-    return read_saved(run, signed(open_storage(storage) if isinstance(storage, str) else storage), step=step)
-
-
-def open_saved(run: str, *, storage: str | Storage, step: int | None = None) -> tuple[int, int, StateDict]:
-    """The step of the model that `export` reads, the steps of the run, and its `state_dict`, of which no tensor is read
-    before it is asked for, and a file at a time is in memory.
+def load_saved(run: str, *, storage: str | Storage, step: int | None = None, opened: bool = False) -> SavedModel:
+    """The model that `export` reads, with its step; if it is only `opened`, no tensor is read before it is asked for,
+    and a file at a time is in memory.
     """
     own = signed(open_storage(storage) if isinstance(storage, str) else storage)
-    reader = RunReader.newest(own, run)
-    chosen = _steps_of(reader, step)[0]
-    base = StateDict(reader.base.state_readers(opening(own, open_storage)))
-    return chosen, reader.record.steps, base.replaced(reader.open_model(chosen))
+    return read_saved(run, own, step=step, opened=opened)
 
 
 def _steps_of(reader: RunReader, step: int | None) -> list[int]:
@@ -163,7 +155,7 @@ def _steps_of(reader: RunReader, step: int | None) -> list[int]:
     return list(saved) if step is None else [step]
 
 
-def read_saved(run: str, own: Storage, *, step: int | None = None) -> SavedModel:
+def read_saved(run: str, own: Storage, *, step: int | None = None, opened: bool = False) -> SavedModel:
     """The same from a storage that is signed already."""
     damage = ""
     for _ in range(_LOOKUPS):
@@ -171,7 +163,8 @@ def read_saved(run: str, own: Storage, *, step: int | None = None) -> SavedModel
         record = reader.record
         for one in _steps_of(reader, step):
             try:
-                state, base = reader.model(one), reader.base.state_readers(opening(own, open_storage))
+                state = reader.model(one, opened=opened)
+                base = reader.base.state_readers(opening(own, open_storage))
                 return SavedModel(run=run, step=one, steps=record.steps, state=state, base=StateDict(base))
             except (CorruptMessage, KeyMissing) as error:
                 _log.info("run %s: the checkpoint after step %d cannot be read: %s", run, one, error)

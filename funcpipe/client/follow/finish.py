@@ -69,6 +69,7 @@ def collect_finished(prepared: PreparedRun, reader: RunReader, end: ResumePoint,
         losses=end.losses,
         skipped_steps=end.skipped_steps,
         trained=end.state if prepared.job.epochs else NOTHING_LEARNED,
+        opened=prepared.opens_result,
         outputs=load_outputs(prepared.storage, reader.keys, prepared.job),
         validations=(*record.validations, *(report for report in reader.validations if report.step <= end.step)),
     )
@@ -89,7 +90,8 @@ def collect_kept(prepared: PreparedRun, reader: RunReader, finished: FinishedRun
     _retell(on_progress, past, history, began_step=record.began_step, validations=validations)
     resumed, ended = prepared.resumed, ended_step(record, finished.losses)
     learned = None if resumed is None or resumed.step != ended else resumed.state
-    learned, best = learned or reader.model(ended), reader.best_models(validations)
+    opened = prepared.opens_result
+    learned, best = learned or reader.model(ended, opened=opened), reader.best_models(validations, opened=opened)
     return RunResult(
         run=record.run,
         losses=finished.losses,

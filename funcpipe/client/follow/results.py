@@ -1,7 +1,9 @@
 """The progress and the result of a run, read from storage."""
 
+from collections import ChainMap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any, cast
 
 from torch import Tensor, nn
 
@@ -26,10 +28,10 @@ from funcpipe.errors import InvalidValue, RunUnknown
 from funcpipe.model.split.module_state import Attributes
 from funcpipe.platforms.function_group import WatchedFunction
 from funcpipe.runstate.reader import RunReader, reported_requests, request_usd, spent_so_far
-from funcpipe.runstate.state_dict import StateDict
 from funcpipe.scheduler.clocks import aligned
 from funcpipe.training.losses import LossFunction
 from funcpipe.training.state import MODEL, StageState, tensor_names
+from funcpipe.training.state_dict import StateDict
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,6 +61,10 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
+NOTHING_LEARNED = StageState(tensors={}, aliases={}, transient=frozenset(), settings={})
+"""The state of a run that has only evaluated."""
+
+
 def ignore_progress(progress: Progress) -> None:
     """Do nothing when a step has ended."""
 
@@ -69,7 +75,7 @@ class RunResult(Described):
 
     `attributes` are the Python attributes that forwards of the model change for the next ones, by module and name;
     `averaged` are the tensors with the average over steps in place of what was averaged, empty without an average.
-    `learned` is all of the last checkpoint, with the state of the optimiser. `skipped_steps` are the numbers, from 0,
+    `learned` is all of the last checkpoint. `skipped_steps` are the numbers, from 0,
     of steps that updated nothing, as their gradients were not finite. `callback_errors` are the exceptions that
     callbacks have raised, of each the first. `validations` are in the order of their steps, and `best_models` the
     models of the best of them that were kept, by step, the best one first. `loss` is what was trained of the loss.
@@ -84,7 +90,7 @@ class RunResult(Described):
     bill: Bill
     workers: tuple[WorkerReport, ...]
     attributes: Attributes = field(default_factory=dict)
-    averaged: dict[str, Tensor] = field(default_factory=dict)
+    averaged: Mapping[str, Tensor] = field(default_factory=dict)
     learned: StageState | None = field(default=None, repr=False)
     skipped_steps: tuple[int, ...] = ()
     callback_errors: tuple[Exception, ...] = ()
@@ -115,9 +121,21 @@ class RunResult(Described):
     def state_dict(self) -> Mapping[str, Tensor]:
         """The trained model's parameters and buffers, for its `load_state_dict`.
 
-        Those of a model by its `weights=` that were frozen are read from the files when they are asked for.
+        Of a model by its `weights=`, they are read from where they lie when they are asked for: what was frozen from
+        the files, all else from the run in the storage that was given, until it is cleaned.
         """
         return self._with({})
+
+    def optimizer_state_dict(self) -> Mapping[str, Any]:
+        """What the optimiser keeps, as "state.PARAMETER.KEY" and "param_groups.PARAMETER.KEY".
+
+        That is the form of `get_optimizer_state_dict` in `torch.distributed.checkpoint.state_dict` if it is flattened;
+        `set_optimizer_state_dict` there gives it to an optimiser. Tensors are read as those of `state_dict` are. Of
+        replicas that train alone it is the first one's. Raises ModelError for an optimiser that keeps more than tensors
+        and plain values.
+        """
+        tensors, others = (self.learned or NOTHING_LEARNED).optimizer_state_dict()
+        return ChainMap(others, cast(dict[str, Any], tensors))
 
     def _with(self, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """The trained tensors with others under the names of these."""
@@ -156,16 +174,17 @@ def collect(
     trained: StageState | None = None,
     validations: tuple[ValidationReport, ...] = (),
     outputs: Mapping[str, Tensor] | None = None,
+    opened: bool = False,
 ) -> RunResult:
     """The result of a run whose workers have all done `steps` steps.
 
     The bill counts all functions of the run, those too that this client has not `watched`, but not this client's own
     requests, which are not over yet (`Bill.with_client`). What was learned is read from storage unless it is `trained`,
-    and so is the best model of its `validations`.
+    and so is the best model of its `validations`; or both are only `opened`.
     """
     storage, keys, record, reports = reader.storage, reader.keys, reader.record, reader.workers
     functions, stores = [*watched, *unwatched_functions(storage, keys, watched)], record.plan.stores
-    trained, best = trained or reader.model(steps), reader.best_models(validations)
+    trained, best = trained or reader.model(steps, opened=opened), reader.best_models(validations, opened=opened)
     lasts_s = spent_so_far(storage, record).elapsed_s - record.elapsed_s if prices.stores_usd_h(stores) else 0.0
     return RunResult(
         run=keys.run,
@@ -251,10 +270,6 @@ def bill(
         lasted_s=lasted_s,
         stores=store_bills(requests, prices, stores, lasted_s=lasted_s),
     )
-
-
-NOTHING_LEARNED = StageState(tensors={}, aliases={}, transient=frozenset(), settings={})
-"""The state of a run that has only evaluated."""
 
 
 def load_trace(reader: RunReader, prices: PlatformSpec) -> Trace:

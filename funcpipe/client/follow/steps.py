@@ -218,6 +218,7 @@ def follow(
         watched=supervisor.functions(),
         validations=tuple(validations),
         trained=None if job.epochs else NOTHING_LEARNED,
+        opened=prepared.opens_result,
         outputs=load_outputs(prepared.storage, keys, job),
     )
 

@@ -88,9 +88,10 @@ def _lie(order: ShardOrder | None) -> str:
 
 
 def earlier_run(
-    job: Job, session: Session, record: RunRecord, stages: Sequence[PreparedStage], *, from_start: bool
+    job: Job, session: Session, record: RunRecord, stages: Sequence[PreparedStage], *, from_start: bool, opened: bool
 ) -> EarlierRun:
-    """The way `job` goes on with the run of `record`: by watching it, by collecting it, or by resuming it.
+    """The way `job` goes on with the run of `record`: by watching it, by collecting it, or by resuming it, from states
+    that are in memory or only `opened`.
 
     Raises PlanError if it still runs by another plan, or is of another model.
     """
@@ -102,7 +103,7 @@ def earlier_run(
                 f"run {record.run} still runs by another plan; end it first: funcpipe run stop {record.run}"
             )
         return EarlierRun(platform=platform)
-    resumed = load_resume_point(session.storage, record, from_start=from_start)
+    resumed = load_resume_point(session.storage, record, from_start=from_start, opened=opened)
     if resumed.state is not None:
         for stage in stages:
             select_for_stage(resumed.state, stage.module)

@@ -113,6 +113,11 @@ class PreparedRun:
         return self.stages[0].base
 
     @property
+    def opens_result(self) -> bool:
+        """True if this client never holds what was learned: of a model by its weights, where it stays in storage."""
+        return self.job.weights is not None and self.keeps_model
+
+    @property
     def has_finished(self) -> bool:
         """True if all steps are done, so that the result is only to be collected."""
         return self.running is not None and self.resumed is not None
@@ -283,7 +288,8 @@ def _earlier(
     begun, base = as_begun(job, record), load_base(session.storage, record)
     if begun is not job or base.stored or any(stage.module.fixed for stage in stages):
         job, stages = begun, make_stages(begun, data, base)
-    before = earlier_run(job, session, record, stages, from_start=settings.from_start)
+    opened = job.weights is not None and session.lasts and settings.keep_model
+    before = earlier_run(job, session, record, stages, from_start=settings.from_start, opened=opened)
     if before.platform is None and settings.from_start:
         stages = as_uploaded(session.storage, record, stages)
     return record, before, job, stages

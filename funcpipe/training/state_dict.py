@@ -1,7 +1,8 @@
-"""A `state_dict` whose tensors are read when they are asked for."""
+"""Tensors by name that are read when they are asked for."""
 
+import functools
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -41,3 +42,22 @@ class StateDict(Mapping[str, Tensor]):
     def replaced(self, places: "Mapping[str, Tensor | Callable[[], Tensor]]") -> "StateDict":
         """Return the same with other tensors under the names that `places` has."""
         return StateDict({**self._places, **StateDict(places)._places})
+
+    def renamed(self, names: Mapping[str, str]) -> "StateDict":
+        """Return the tensors that `names` has, which maps each new name to the present one."""
+        return StateDict({new: self._places[name] for new, name in names.items()})
+
+
+def renamed(tensors: Mapping[str, Tensor], names: Mapping[str, str]) -> Mapping[str, Tensor]:
+    """Return the same of any `tensors`; those of a StateDict are not read."""
+    if isinstance(tensors, StateDict):
+        return tensors.renamed(names)
+    return {new: tensors[name] for new, name in names.items()}
+
+
+def united(parts: Iterable[Mapping[str, Tensor]]) -> Mapping[str, Tensor]:
+    """Return the tensors of all `parts`, of those with one name the last; none is read if any part is a StateDict."""
+    parts = list(parts)
+    if any(isinstance(part, StateDict) for part in parts):
+        return functools.reduce(StateDict.replaced, parts, StateDict({}))
+    return {name: tensor for part in parts for name, tensor in part.items()}
