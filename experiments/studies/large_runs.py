@@ -35,9 +35,11 @@ from experiments.studies.large_models import PUBLISHED, Shape, data, make, measu
 from funcpipe import FuncPipe
 from funcpipe.client.follow.callbacks import Callback
 from funcpipe.client.follow.results import Progress
+from funcpipe.client.prepare.weights import find_weights
+from funcpipe.comm.weight_files import fill
 from funcpipe.core import FaultTolerance, Outcome, Pins, PlatformSpec
 from funcpipe.model.tensors import named_tensors
-from funcpipe.platforms.catalog import load_spec
+from funcpipe.platforms.catalog import load_spec, open_storage
 from tests.support.processes import functions_of
 
 SHAPES = {"435m": Shape(24, 1280, 3520, 20, 5, 4096), "1b": PUBLISHED["1b"]}
@@ -206,6 +208,19 @@ def watched(command: Sequence[str]) -> list[tuple[float, float]]:
     return series
 
 
+def read(given: argparse.Namespace, shape: Shape, folder: Path) -> None:
+    """Read half of the model's tensors as a function does, over links of these rates and 40 ms."""
+    write(folder, shape, given.lora)
+    for rate in given.read:
+        link = f"{folder.as_uri()}#latency_s=0.04&upload_bytes_s={rate * 1e6}&download_bytes_s={rate * 1e6}"
+        stored = sorted(find_weights(link).items())
+        targets = [(place, torch.empty(place.shape, dtype=place.dtype)) for _, place in stored[: len(stored) // 2]]
+        began_s, cpu_s = time.monotonic(), time.process_time()
+        size, took_s = fill(targets, open_storage) / 1e6, time.monotonic() - began_s
+        share, cpu_s = 100 * size / took_s / rate, time.process_time() - cpu_s
+        print(f"{rate:4.0f} MB/s: {size:.0f} MB in {took_s:.2f} s, {share:.0f} % of the link, {cpu_s:.2f} processor s")
+
+
 def draw(picture: Path, files: Sequence[Path]) -> None:
     """Draw the client's memory over time in each of the runs that are kept in `files`, which give them their names."""
     from matplotlib.figure import Figure
@@ -251,6 +266,9 @@ def main() -> None:
     parser.add_argument("--held", action="store_true", help="give the client the module itself")
     parser.add_argument("--not-alone", action="store_true", help="do not compare with one process")
     parser.add_argument("--output", type=Path)
+    parser.add_argument(
+        "--read", nargs="+", type=float, metavar="MB/S", help="only read a stage's weights, at these rates"
+    )
     parser.add_argument("--draw", nargs="+", type=Path, metavar="FILE", help="a picture, and what runs have written")
     parser.add_argument("--part", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
@@ -263,6 +281,9 @@ def main() -> None:
         Path(output).write_text(json.dumps((client if part == "client" else alone)(given, shape, Path(weights))))
         return
     with tempfile.TemporaryDirectory(prefix="large-runs-") as place:
+        if given.read:
+            read(given, shape, Path(place))
+            return
         found = both(given, shape, Path(place))
     show(found)
     if given.output:

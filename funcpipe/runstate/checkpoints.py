@@ -6,9 +6,11 @@ writer that is interrupted at any byte leaves earlier checkpoints intact, and at
 A stage whose optimiser is divided over its replicas is saved in parts, each by its replica with its own manifest.
 """
 
+import collections
 import functools
 import hashlib
 import logging
+import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +28,7 @@ from funcpipe.runstate.documents import READS, encode_document, get_listed_docum
 from funcpipe.runstate.keys import Keys
 from funcpipe.training.sharding import combine_shards
 from funcpipe.training.state import StageState, settings_from_text, settings_to_text
-from funcpipe.training.state_dict import StateDict
+from funcpipe.training.state_dict import StateDict, united
 
 _log = logging.getLogger(__name__)
 
@@ -104,6 +106,11 @@ class UnpublishedCheckpoint:
     name: str
     manifest: Manifest
     began_s: float
+
+
+def read_all(state: StageState) -> None:
+    """Read a state that was only opened once, so that whatever is damaged or gone is found."""
+    collections.deque(state.tensors.values(), maxlen=0)
 
 
 class Checkpoints:
@@ -213,15 +220,21 @@ class Checkpoints:
         """Return the index of checkpoints, read with two requests."""
         return read_index(self._storage, self._keys, first_step=self._first_step)
 
-    def load_latest(self, worker: WorkerId) -> tuple[int, StageState | None]:
+    def load_latest(
+        self, worker: WorkerId, restore: Callable[[StageState], None] = read_all
+    ) -> tuple[int, StageState | None]:
         """Return the step at which `worker` restarts, and its state after it; the state is None if nothing was saved.
 
-        Raises RunUnknown if that is damaged. An older checkpoint would not do, as the messages since are deleted: the
-        run as a whole can go back to it, this worker alone cannot.
+        `restore` gets the state, which is only opened if it is large, and once more a newer one if others delete it
+        meanwhile. Raises RunUnknown if that is damaged. An older checkpoint would not do, as the messages since are
+        deleted: the run as a whole can go back to it, this worker alone cannot.
         """
         for lookup in range(1, _LOOKUPS + 1):
             try:
-                return self._load_newest(worker)
+                step, state = self._open_newest(worker)
+                if state is not None:
+                    restore(state)
+                return step, state
             except KeyMissing as error:
                 if lookup == _LOOKUPS:
                     raise self._unreadable(worker, error) from error
@@ -230,31 +243,34 @@ class Checkpoints:
                 raise self._unreadable(worker, error) from error
         raise AssertionError("the last lookup returns or raises")
 
-    def load_combined(self, stage: int, names: Sequence[str], *, opened: bool = False) -> StageState:
-        """Return the checkpoints whose manifests have these names, combined into one state, or only `opened`.
+    def load_combined(self, stage: int, names: Sequence[str], *, held_bytes: float = math.inf) -> StageState:
+        """Return the checkpoints whose manifests have these names, combined into one state. As `load` does."""
+        return combine_shards([self.load(stage, name, held_bytes=held_bytes) for name in names])
 
-        Raises as `load` does.
+    def load(self, stage: int, name: str, *, held_bytes: float = math.inf) -> StageState:
+        """Return the checkpoint whose manifest is called `name`. Raises KeyMissing, or CorruptMessage with the key.
+
+        One of more than `held_bytes` is only opened: its tensors are read when they are asked for, which raises the
+        same; one file at a time is in memory.
         """
-        return combine_shards([(self.open if opened else self.load)(stage, name) for name in names])
-
-    def load(self, stage: int, name: str) -> StageState:
-        """Return the checkpoint whose manifest is called `name`. Raises KeyMissing, or CorruptMessage with the key."""
         began_s = time.monotonic()
-        key = self._keys.checkpoint(stage, name)
-        manifest = get_listed_document(self._storage, Manifest, key)
-        tensors: dict[str, Tensor] = {}
-        for file in manifest.files:
-            tensors |= self._tensors(stage, file)
-        size, took_s = sum(file.bytes for file in manifest.files), time.monotonic() - began_s
-        _log.info("loaded checkpoint %s of stage %d: %d bytes in %.2f s", name, stage, size, took_s)
-        return _state_of(manifest, tensors)
-
-    def open(self, stage: int, name: str) -> StageState:
-        """Return the same, of which each tensor is read when it is asked for; one file at a time is in memory.
-
-        Raises as `load`, and so does each reading.
-        """
         manifest = get_listed_document(self._storage, Manifest, self._keys.checkpoint(stage, name))
+        size = sum(file.bytes for file in manifest.files)
+        tensors: Mapping[str, Tensor] = {}
+        if size <= held_bytes:
+            tensors = united(self._tensors(stage, file) for file in manifest.files)
+            took_s = time.monotonic() - began_s
+            _log.info("loaded checkpoint %s of stage %d: %d bytes in %.2f s", name, stage, size, took_s)
+        else:
+            tensors = self._opened(stage, manifest.files)
+        return StageState(
+            tensors=tensors,
+            aliases=manifest.aliases,
+            transient=frozenset(manifest.transient),
+            settings=settings_from_text(manifest.settings),
+        )
+
+    def _opened(self, stage: int, files: Sequence[StoredFile]) -> StateDict:
         newest: list[tuple[str, dict[str, Tensor]]] = []
 
         def read(file: StoredFile, tensor: str) -> Tensor:
@@ -264,14 +280,14 @@ class Checkpoints:
             return newest[0][1][tensor]
 
         readers: dict[str, Callable[[], Tensor]] = {}
-        for file in manifest.files:
+        for file in files:
             key = self._keys.checkpoint(stage, file.name)
             try:
                 names = [one.removeprefix(_PAIRS) for one in entries_of(read_head(self._storage, key))]
             except (ValueError, AttributeError) as error:
                 raise CorruptMessage(f"{key} is no safetensors file: {error}") from error
             readers |= {one: functools.partial(read, file, one) for one in names}
-        return _state_of(manifest, StateDict(readers))
+        return StateDict(readers)
 
     def delete(self, stage: int, names: Collection[str], index: CheckpointIndex) -> None:
         """Delete checkpoints of `stage` by the names of their manifests, which go first; then their files.
@@ -284,11 +300,11 @@ class Checkpoints:
         self._storage.delete_many([self._keys.checkpoint(stage, file) for file in index.files_of(stage, names)])
         _log.debug("deleted checkpoints %s of stage %d", ", ".join(names), stage)
 
-    def _load_newest(self, worker: WorkerId) -> tuple[int, StageState | None]:
+    def _open_newest(self, worker: WorkerId) -> tuple[int, StageState | None]:
         index = self.index()
         step = index.restart_step(worker)
         manifests = index.manifests_for(worker, step)
-        return step, self.load_combined(worker[0], manifests) if manifests else None
+        return step, self.load_combined(worker[0], manifests, held_bytes=FILE_BYTES) if manifests else None
 
     def _unreadable(self, worker: WorkerId, error: Exception) -> RunUnknown:
         return RunUnknown(
@@ -323,15 +339,6 @@ class Checkpoints:
                 return deserialised(key, data)
             _log.warning("read %d of %d of %s has another length or SHA-256 than its manifest", read, READS, key)
         raise CorruptMessage(f"{key} is not what its manifest says: its length or its SHA-256 differs")
-
-
-def _state_of(manifest: Manifest, tensors: Mapping[str, Tensor]) -> StageState:
-    return StageState(
-        tensors=tensors,
-        aliases=manifest.aliases,
-        transient=frozenset(manifest.transient),
-        settings=settings_from_text(manifest.settings),
-    )
 
 
 def _step_of(key: str) -> int:

@@ -5,6 +5,7 @@ make another. What a run has cost is in its heartbeats and reports.
 """
 
 import logging
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -233,7 +234,8 @@ class RunReader:
         from funcpipe.training.state import merge_stages
 
         checkpoints = Checkpoints(self.storage, self.keys)
-        parts = (checkpoints.load_combined(stage, own, opened=opened) for stage, own in enumerate(manifests))
+        held = 0 if opened else math.inf
+        parts = (checkpoints.load_combined(stage, own, held_bytes=held) for stage, own in enumerate(manifests))
         return merge_stages([unshard(part) for part in parts])
 
     def best_models(self, validations: Sequence[ValidationReport], *, opened: bool = False) -> "dict[int, StageState]":

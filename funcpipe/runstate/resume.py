@@ -4,7 +4,6 @@ Any object may be damaged or gone by then. A checkpoint that cannot be read cost
 loss that can be read nowhere is unknown; and what the run has cost is what the rest of its documents say.
 """
 
-import collections
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -16,6 +15,7 @@ from funcpipe.core import FinishedRun, Plan, RunRecord, ValidationReport, worker
 from funcpipe.core.texts import counted
 from funcpipe.errors import CorruptMessage, KeyMissing, PlanError, RunUnknown
 from funcpipe.platforms.base import Storage
+from funcpipe.runstate.checkpoints import read_all
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.reader import RunReader
 from funcpipe.training.state import OWN, StageState
@@ -67,7 +67,7 @@ def load_resume_point(
             continue
         try:
             state = reader.model(step, opened=opened)
-            collections.deque(state.tensors.values(), maxlen=0)  # which reads those that are only opened
+            read_all(state)
         except (CorruptMessage, KeyMissing) as error:
             _log.warning("run %s: the checkpoint after step %d cannot be read: %s", keys.run, step, error)
             damaged.append(str(error))

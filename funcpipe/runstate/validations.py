@@ -5,6 +5,7 @@ attempt that repeats a validation begins after it.
 """
 
 import contextlib
+import math
 from collections.abc import Collection
 
 from funcpipe.comm import codec
@@ -58,7 +59,8 @@ class BestModel:
     def load(self, stage: int, step: int, *, opened: bool = False) -> StageState | None:
         """Return the stage as it was after `step` steps, or only `opened`; None if that is not kept."""
         name = self._name(stage, step)
-        return None if name is None else self._checkpoints.load_combined(stage, [name], opened=opened)
+        held = 0 if opened else math.inf
+        return None if name is None else self._checkpoints.load(stage, name, held_bytes=held)
 
     def _name(self, stage: int, step: int) -> str | None:
         prefix = self._keys.checkpoint(stage, f"{step:08d}.")

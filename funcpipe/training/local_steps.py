@@ -249,7 +249,7 @@ class OuterStep:
             names = [*self._parameters, *self._extra_dtypes]
             held = {name: tensors[MEASURED + name].clone() for name in names if MEASURED + name in tensors}
             self._measured = held if self.is_in_round else {}
-        return {name.removeprefix(ADDED): values for name, values in tensors.items() if name.startswith(ADDED)}
+        return {name.removeprefix(ADDED): tensors[name] for name in tensors if name.startswith(ADDED)}
 
     def _restore(self, tensors: Mapping[str, Tensor]) -> None:
         """Go back to theta, which the parameters are now, and to the outer momentum."""

@@ -182,6 +182,8 @@ def on_device(state: StageState, device: Device) -> StageState:
     """Return `state`, which is the host's, with what an optimiser keeps on `device`; torch has numbers, such as the
     count of its steps, on the host.
     """
+    if device.is_host:
+        return state  # whose tensors may only be opened
     kept = {name: tensor for name, tensor in state.tensors.items() if name.startswith(OPTIMIZER) and tensor.dim()}
     return replace(state, tensors={**state.tensors, **device.to_device(kept)})
 

@@ -204,9 +204,8 @@ class CheckpointManager:
         """
         if self._repeats:
             self._checkpoints.take_over_marks(self._worker)
-        self._saved_step, state = self._checkpoints.load_latest(self._worker)
+        self._saved_step, state = self._checkpoints.load_latest(self._worker, self._computation.restore)
         if state is not None:
-            self._computation.restore(state)
             _log.info("restored the checkpoint after step %d", self._saved_step)
         elif self.drift is not None:
             raise CorruptMessage(f"{self.drift}; nothing is saved yet, so another attempt begins anew")

@@ -1,5 +1,6 @@
 """A stage's state: taken, saved and put back. Those of stages are merged in `test_state_groups.py`."""
 
+import weakref
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -8,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import funcpipe.runstate.checkpoints as checkpoints_module
 from funcpipe.errors import CorruptMessage, KeyMissing, ModelError, PlanError, RunUnknown
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.runstate.checkpoints import Checkpoints
@@ -194,21 +196,56 @@ def test_a_stage_that_was_never_saved_has_no_common_step_but_the_first() -> None
     assert checkpoints.load_latest((1, 0)) == (0, None)
 
 
-def test_a_checkpoint_that_vanishes_while_it_is_read_is_looked_for_again() -> None:
+@pytest.mark.parametrize("left", range(3), ids=["manifest", "header", "tensors"])
+def test_a_checkpoint_that_vanishes_while_it_is_read_is_looked_for_again(
+    monkeypatch: pytest.MonkeyPatch, left: int
+) -> None:
+    monkeypatch.setattr(checkpoints_module, "FILE_BYTES", 0)  # so that tensors are read while they are restored
     storage = Vanishing()
     checkpoints = saved(storage, [1, 2])
     checkpoints.mark_done((0, 0), 2)
-    storage.armed = True
-    assert checkpoints.load_latest((0, 0))[0] == 1
+    storage.left = left
+    other = nn.Linear(2, 2)
+    step, _ = checkpoints.load_latest((0, 0), lambda state: restore_state(state, other, None, GradientNorm()))
+    assert step == 1
+    assert other.weight.eq(1).all()
+
+
+def test_a_large_checkpoint_is_restored_a_file_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, other = Net(), Net()
+    optimizer, restored = (torch.optim.Adam(each.parameters(), lr=0.1) for each in (model, other))
+    trained(model, optimizer, 2)
+    checkpoints = Checkpoints(MemoryStorage(), Keys("run-1"), file_bytes=100)
+    checkpoints.save(0, 2, capture_state(model, optimizer, GradientNorm()), writer="w")
+    checkpoints.mark_done((0, 0), 2)
+    monkeypatch.setattr(checkpoints_module, "FILE_BYTES", 0)
+    own, files = checkpoints_module.deserialised, list[list[weakref.ref[Tensor]]]()
+
+    def watched(key: str, data: bytes) -> dict[str, Tensor]:
+        assert not [tensor for file in files for tensor in file if tensor() is not None], "another file is in memory"
+        found = own(key, data)
+        files.append([weakref.ref(tensor) for tensor in found.values()])
+        return found
+
+    monkeypatch.setattr(checkpoints_module, "deserialised", watched)
+    checkpoints.load_latest((0, 0), lambda state: restore_state(state, other, restored, GradientNorm()))
+    assert len(files) > 5
+    expected = capture_state(model, optimizer, GradientNorm())
+    found = capture_state(other, restored, GradientNorm())
+    assert found.settings == expected.settings
+    assert all(torch.equal(tensor, expected.tensors[name]) for name, tensor in found.tensors.items())
 
 
 class Vanishing(MemoryStorage):
-    """Once armed, loses the second checkpoint when its manifest is read."""
+    """Loses the second checkpoint when something of it is read, after so many requests that are `left`."""
 
-    armed = False
+    left: int | None = None
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
-        if self.armed and "/00000002" in key:
+        if self.left is not None and "/00000002" in key:
+            self.left -= 1
+            if self.left >= 0:
+                return super().get(key, start=start, stop=stop, gate=gate)
             for other in self.list("run-1/g0000/checkpoints/s0/00000002"):
                 self.delete(other)
             raise KeyMissing(key)
