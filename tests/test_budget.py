@@ -24,9 +24,9 @@ class Size(NamedTuple):
 
 ROOMS = {
     "analysis": Size(461, 6, 19),
-    "api": Size(632, 9, 15),
-    "cli": Size(2368, 16, 115),
-    "client": Size(4979, 52, 196),
+    "api": Size(633, 9, 15),
+    "cli": Size(2382, 16, 116),
+    "client": Size(4985, 52, 195),
     "comm": Size(1417, 25, 59),
     "core": Size(3374, 134, 225),
     "data": Size(524, 17, 18),
@@ -37,20 +37,20 @@ ROOMS = {
     "partitioner": Size(5694, 72, 271),
     "platforms": Size(6405, 104, 249),
     "profiler": Size(1019, 13, 44),
-    "runstate": Size(2596, 40, 135),
+    "runstate": Size(2569, 39, 135),
     "scheduler": Size(1651, 35, 59),
     "show": Size(1757, 11, 98),
     "sweep": Size(1176, 22, 22),
     "testing": Size(840, 19, 23),
-    "training": Size(5771, 105, 203),
-    "worker": Size(2333, 37, 48),
+    "training": Size(5826, 106, 205),
+    "worker": Size(2332, 37, 48),
 }
 """The budget of each folder of `funcpipe`."""
 
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 87_630, 82, 18
+MODULES, LINES, EXPORTED, VERBS = 591, 87_730, 82, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

@@ -178,6 +178,8 @@ def test_what_if_sets_the_plan_there_is_beside_the_best_after_the_changes(
     assert found["now"]["stages"] == json.loads(to_text(now))["stages"]
     best = read(Plan, "plan.json")
     assert {stage.size for stage in best.stages} <= {"1024MB", "2048MB"}
+    assert best != now
+    assert json.loads(to_text(best))["estimate"] == found["best"]["estimate"]
     assert main([*words, *changes]) == 0
     assert "best plan, changed" in capsys.readouterr().out
     write(replace(read(ModelProfile, profile), base_memory_bytes=800 * MB), "other.json")

@@ -50,3 +50,13 @@ def test_a_module_that_has_the_name_of_one_of_python_s_is_told_at_once(folder: P
     (folder / "calendar").mkdir()
     with pytest.raises(InputError, match=r"^--data: calendar is also a module of Python .*: rename .*/calendar$"):
         check_names({"--data": "calendar.data:make"})
+
+
+def test_what_a_module_raises_is_told_with_its_own_line_and_none_of_python_s(folder: Path) -> None:
+    (folder / "of_a_sum.py").write_text("x = 1\ny = x / 0\n")
+    (folder / "without_sense.py").write_text("def (")
+    with pytest.raises(InputError, match=r"raised ZeroDivisionError.*of_a_sum\.py, line 2\)"):
+        load_factory("of_a_sum:make")
+    with pytest.raises(InputError, match="raised SyntaxError") as told:
+        load_factory("without_sense:make")
+    assert "frozen" not in str(told.value)

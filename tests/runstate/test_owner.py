@@ -5,14 +5,14 @@ import threading
 
 import pytest
 
-from funcpipe.core import LeaseDocument
+from funcpipe.core import LeaseDocument, OwnerDocument
 from funcpipe.errors import KeyMissing, PlatformRefused, RunTaken, StorageError, Superseded
 from funcpipe.platforms.base import OPEN, Gate
 from funcpipe.runstate import owner
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.generations import list_generations, reserve_generation
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.owner import Owner, OwnerLease, Ownership, OwnerWatch, owned, refuse_if_owned
+from funcpipe.runstate.owner import Owner, OwnerLease, Ownership, OwnerWatch, last_run, owned, refuse_if_owned
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.support.hostile_storage import HostileStorage, Hostility
 from tests.support.waiting import LONG_S
@@ -322,3 +322,12 @@ def test_threads_that_ask_at_once_share_an_answer_but_none_that_is_older_than_th
     for thread in threads:
         thread.join(LONG_S)
     assert storage.lists == 2  # the first one's, and one for all that came while it was under way
+
+
+def test_a_damaged_owner_does_not_hide_the_run_that_was_begun_last(storage: MemoryStorage) -> None:
+    for since_s, run in enumerate(("late", "early", "damaged")[::-1]):
+        keys = Keys(run).owner
+        document = OwnerDocument(who="a client", since_at_s=float(since_s), every_s=1.0)
+        put_document(storage, keys.owner_heartbeat(0, "0000"), document)
+    storage.put(Keys("damaged").owner.owner_heartbeat(1, "0000"), b"\0")
+    assert last_run(storage) == "late"

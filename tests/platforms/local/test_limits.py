@@ -298,8 +298,9 @@ def test_where_there_are_none_nothing_is_limited() -> None:
 def test_the_groups_of_dead_processes_are_removed(tmp_path: Path, files: list[str]) -> None:
     (tmp_path / "memory/job/funcpipe-999999999-1").mkdir(parents=True)
     (tmp_path / "memory/job/funcpipe-1-1").mkdir(parents=True)
+    (tmp_path / "memory/job/funcpipe-999999998-1/left").mkdir(parents=True)  # as if a process were left in it
     (tmp_path / "memory/job/funcpipe-other").mkdir(parents=True)
     files += FILES_V1
     Groups(mounts=MOUNTS_V1.format(root=tmp_path), own=OWN_V1)
     left = {folder.name for folder in (tmp_path / "memory/job").glob("funcpipe-*")}
-    assert left == {"funcpipe-1-1", "funcpipe-other"}
+    assert left == {"funcpipe-1-1", "funcpipe-999999998-1", "funcpipe-other"}
