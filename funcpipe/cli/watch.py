@@ -45,8 +45,8 @@ class Left(Exception):
     about="Show a run while it goes on: workers, losses, dollars, warnings. It only reads, so it can be left (q or "
     "Ctrl-C) and started again at any time, from any machine that has the run's key. When the run has ended, it "
     "says how, and ends with the exit code of `funcpipe run status`. Where there is no terminal, it prints lines.\n\n"
-    "A poll takes about 12 requests to the storage, 8 to 10 of them lists, and one more for each worker and each "
-    "replica: at the prices of S3, some $0.04 an hour with the default interval.",
+    "A poll takes about 12 requests to the storage, 8 to 10 of them lists, and one more for each worker, up to 16, and "
+    "each replica, up to 8; the first reads more. At the prices of S3, some $0.04 an hour with the default interval.",
 )
 def watch(options: Options) -> int:
     """Show a run until it ends; ends as `status` does, or with 0 if it is left."""

@@ -25,6 +25,9 @@ from funcpipe.runstate.lease import LastAttempt, last_attempts
 
 _log = logging.getLogger(__name__)
 
+READ_AT_ONCE = 16
+"""The heartbeats of many workers that are read after a listing, those of one worker after another's."""
+
 
 def newest_heartbeat(storage: Storage, keys: Keys, worker: str) -> Heartbeat | None:
     """The last heartbeat of the newest attempt of `worker` that has sent one; None if it is missing or damaged."""
@@ -134,24 +137,31 @@ def find_liveness(
     *,
     clock: Callable[[], float] = time.time,
     pause: Callable[[float], None] = time.sleep,
+    heartbeats: "HeartbeatReader | None" = None,
 ) -> RunLiveness:
-    """Return the liveness of the run. A second check, if needed, takes until two heartbeats should have come."""
+    """Return the liveness of the run. A second check, if needed, takes until two heartbeats should have come.
+
+    With `heartbeats`, which have been read before, those of many workers at work are not all read.
+    """
     keys, workers = Keys.of(record), worker_names(record)
-    faults = _faults(storage, keys)
+    faults, heartbeats = _faults(storage, keys), heartbeats or HeartbeatReader(storage, keys, clock=clock)
     functions: dict[str, list[StartedFunction]] = {}
     for function in list_functions(storage, keys):
         functions.setdefault(function.worker, []).append(function)
     platform = _opened(record, open_platform)
-    etags = storage.etags(keys.all_heartbeats)
-    beats = heartbeats_of(storage, keys, workers, listed=etags)
-    begun = {worker: beat.attempt for worker, beat in beats.items() if beat is not None}
+    heartbeats.list()
+    awake = heartbeats.awake(faults.lease_s)
+    heartbeats.read(worker for worker in workers if worker not in awake)
+    beats = heartbeats.beats
+    begun = {worker: beat.attempt for worker, beat in beats.items()}
     lasts, now_s = last_attempts(storage, keys, workers, begun=begun), clock()
 
     def check(worker: str) -> WorkerLiveness:
-        signs = _Signs(worker, beats[worker], functions.get(worker, ()), platform)
+        signs = _Signs(worker, beats.get(worker), functions.get(worker, ()), platform, awake.get(worker))
         return _check(storage, keys, signs, lasts[worker], faults, now_s)
 
-    return RunLiveness(workers=_check_again(storage, keys, side_by_side(check, workers), faults, pause, etags))
+    found = side_by_side(check, workers)
+    return RunLiveness(workers=_check_again(storage, keys, found, faults, pause, heartbeats.etags))
 
 
 def all_finished(storage: Storage, record: RunRecord) -> bool:
@@ -192,14 +202,62 @@ def heartbeats_of(
     return dict(zip(workers, side_by_side(read, workers), strict=True))
 
 
+class HeartbeatReader:
+    """The newest heartbeats of a run's workers, listing by listing: one listing says which are new, and few are read.
+
+    `beats` are the last that were read, by worker, and `etags` those of the last listing.
+    """
+
+    def __init__(self, storage: Storage, keys: Keys, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._storage, self._keys, self._clock = storage, keys, clock
+        self.beats: dict[str, Heartbeat] = {}
+        self.etags: Mapping[str, str] = {}
+        self._newest: dict[str, tuple[int, str]] = {}
+        self._unread: dict[str, str] = {}
+        self._listed_s: float | None = None
+        self._alive_s: dict[str, float] = {}
+
+    def list(self) -> dict[str, int]:
+        """List heartbeats; return the attempts of the workers that have sent one since they were last listed."""
+        before, before_s, listed_s = self.etags, self._listed_s, self._clock()
+        self.etags, self._listed_s = self._storage.etags(self._keys.all_heartbeats), listed_s
+        self._newest = newest_attempts(self.etags, self._keys.all_heartbeats)
+        new = {worker: key for worker, (_, key) in self._newest.items() if before.get(key) != self.etags[key]}
+        self._unread |= new
+        if before_s is not None:
+            self._alive_s |= dict.fromkeys(new, before_s)
+        return {worker: self._newest[worker][0] for worker in new}
+
+    def read(self, also: Iterable[str] = ()) -> dict[str, Heartbeat]:
+        """Read new heartbeats: of READ_AT_ONCE workers, in turn, and of those in `also`; return them by worker."""
+        wanted = [*list(self._unread)[:READ_AT_ONCE], *(worker for worker in also if worker in self._unread)]
+        keys = {worker: self._unread.pop(worker) for worker in dict.fromkeys(wanted)}
+        found = heartbeats_of(self._storage, self._keys, tuple(keys), listed=keys.values())
+        read = {worker: beat for worker, beat in found.items() if beat is not None}
+        self.beats |= read
+        return read
+
+    def awake(self, within_s: float) -> dict[str, float]:
+        """Return the workers, of many, that have sent a heartbeat within so many seconds before the last listing.
+
+        With each comes how long ago that was at most. One of whose newest attempt no heartbeat was read is left out.
+        """
+        if self._listed_s is None or len(self._newest) <= READ_AT_ONCE:
+            return {}
+        known = {worker: beat.attempt for worker, beat in self.beats.items()}
+        ago_s = {worker: self._listed_s - alive_s for worker, alive_s in self._alive_s.items()}
+        return {w: s for w, s in ago_s.items() if s <= within_s and known.get(w) == self._newest.get(w, (-1,))[0]}
+
+
 @dataclass(frozen=True)
 class _Signs:
-    """The signs of life of one worker, besides reports."""
+    """The signs of life of one worker, besides reports. It is awake if it is known to be since `awake_ago_s`."""
 
     worker: str
     beat: Heartbeat | None
     functions: Sequence[StartedFunction]
     platform: Platform | None
+    awake_ago_s: float | None = None
 
     @property
     def attempt(self) -> int:
@@ -235,6 +293,8 @@ def _check(
 
 def _unreported(liveness: WorkerLiveness, signs: _Signs, faults: FaultTolerance, now_s: float) -> WorkerLiveness:
     """Return the liveness of a worker whose newest attempt has left no report."""
+    if signs.awake_ago_s is not None:
+        return replace(liveness, state=WorkerState.WORKING, seen_ago_s=signs.awake_ago_s)
     beat, newest = liveness.beat, max(signs.functions, key=lambda function: function.attempt, default=None)
     begun = beat is not None and beat.attempt == liveness.attempt
     beat_age_s = None if beat is None else now_s - beat.sent_at_s

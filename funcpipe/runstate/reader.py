@@ -6,7 +6,7 @@ make another. What a run has cost is in its heartbeats and reports.
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -45,13 +45,14 @@ def worker_reports(storage: Storage, keys: Keys) -> tuple[WorkerReport, ...]:
     return tuple(readable_documents(storage, WorkerReport, storage.list(keys.worker_reports)))
 
 
-def spent_so_far(storage: Storage, record: RunRecord) -> RunAccount:
+def spent_so_far(storage: Storage, record: RunRecord, known: Collection[Heartbeat] | None = None) -> RunAccount:
     """Return the cost and time of the run: the most that any of its documents says, reports without hours of stores.
 
+    Of its heartbeats those that are `known`, or else all, are asked; each tells of the whole run.
     Requests of the newest generation are apart, by the estimate of its functions; earlier ones are in its record.
     """
-    beats = read_heartbeats(storage, record)
-    known = [beat for beat in beats if beat is not None]
+    if known is None:
+        known = [beat for beat in read_heartbeats(storage, record) if beat is not None]
     usd, seconds = [record.spent_usd], [record.elapsed_s]
     usd += [beat.run_usd for beat in known]
     seconds += [beat.run_s for beat in known]

@@ -32,6 +32,9 @@ from funcpipe.runstate.keys import Keys
 
 _log = logging.getLogger(__name__)
 
+LOSSES_READ = 8
+"""The replicas of the last stage whose losses a client reads after each step; those of more, once the run has ended."""
+
 SUMMARY_POLLS = 16
 """A client that waits for a step lists summaries once in so many polls."""
 

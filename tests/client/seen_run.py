@@ -22,24 +22,25 @@ WAITS = Busy(lane="download", task="get-gradient.s0.r0.m1.p1", since_s=0.4, awai
 class SeenRun:
     """The run `run-1` of two stages, and all that tests let its workers say."""
 
-    def __init__(self, before: "SeenRun | None" = None) -> None:
+    def __init__(self, before: "SeenRun | None" = None, *, replicas: int = 1) -> None:
         """A new run, or the one `before` once more, resumed as another generation."""
+        self.plan = replace(PLAN, replicas=replicas, global_batch=PLAN.global_batch * replicas)
         self.raw: MemoryStorage = MemoryStorage() if before is None else before.raw
         self.platform = Recording()
         self.storage: Storage = signed(self.raw)
         self.keys: Keys = reserve_generation(self.storage, "run-1")
-        self.record = replace(RECORD, generation=self.keys.generation, nonce=self.keys.nonce)
+        self.record = replace(RECORD, plan=self.plan, generation=self.keys.generation, nonce=self.keys.nonce)
         write_record(self.storage, self.keys, self.record)
 
     def start(self, worker: str, attempt: int = 0, *, before: WorkerReport | None = None) -> None:
         """A function becomes `attempt` of `worker`, after the one before has left a report, or none."""
-        stage = int(worker[1])
+        stage, replica = (int(number) for number in worker[1:].split(".r"))
         spec = WorkerSpec(
             run="run-1",
             attempt=attempt,
             stage=stage,
-            replica=0,
-            plan=PLAN,
+            replica=replica,
+            plan=self.plan,
             storage="memory://",
             platform=self.platform.url,
             bundle="b",
@@ -61,10 +62,10 @@ class SeenRun:
         beat = replace(BEAT, worker=worker, attempt=attempt, beat=number, **told)
         put_document(self.storage, self.keys.heartbeat(worker, attempt), beat)
 
-    def report(self, step: int, loss: float, *, skipped: bool = False) -> None:
-        """The last stage reports a step of four samples."""
+    def report(self, step: int, loss: float, *, skipped: bool = False, worker: str = "s1.r0") -> None:
+        """A replica of the last stage reports a step of four samples."""
         report = StepReport(step=step, samples=4, loss_sum=4 * loss, skipped=skipped)
-        put_document(self.storage, self.keys.step_report(step, "s1.r0"), report)
+        put_document(self.storage, self.keys.step_report(step, worker), report)
 
     def summarise(self, losses: list[float]) -> None:
         """The last stage sums up its first steps."""

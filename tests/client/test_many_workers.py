@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from funcpipe.client.follow import steps
-from funcpipe.client.follow.functions import READ_AT_ONCE, HeartbeatWatch, WatchedWorker
+from funcpipe.client.follow.functions import HeartbeatWatch, WatchedWorker
 from funcpipe.client.follow.launch import launch
 from funcpipe.client.follow.results import Progress
 from funcpipe.client.follow.supervisor import POLLED_AT_ONCE, Supervisor
@@ -33,9 +33,15 @@ from funcpipe.platforms.wrappers import Counted
 from funcpipe.runstate.documents import put_document
 from funcpipe.runstate.functions import OUT_OF_REACH_S
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.liveness import RunLiveness, WorkerState, find_liveness, worker_names
+from funcpipe.runstate.liveness import (
+    READ_AT_ONCE,
+    RunLiveness,
+    WorkerState,
+    find_liveness,
+    worker_names,
+)
 from funcpipe.runstate.owner import owned
-from funcpipe.runstate.reports import StepReader
+from funcpipe.runstate.reports import LOSSES_READ, StepReader
 from funcpipe.runstate.snapshot import Snapshot
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.testing.thread_platform import ThreadPlatform
@@ -199,9 +205,9 @@ def awaiting(replicas: int) -> Iterator[tuple[list[StepReport], RequestMeter]]:
 
 @pytest.mark.usefixtures("traced")
 def test_losses_of_many_replicas_take_no_more_requests_than_those_of_a_few() -> None:
-    for replicas in (steps.LOSSES_READ, 4 * steps.LOSSES_READ):
+    for replicas in (LOSSES_READ, 4 * LOSSES_READ):
         with awaiting(replicas) as (reports, meter):
-            assert len(reports) == meter.counts.gets == steps.LOSSES_READ
+            assert len(reports) == meter.counts.gets == LOSSES_READ
             assert meter.counts.lists == 0
 
 

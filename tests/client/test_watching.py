@@ -220,6 +220,8 @@ def test_a_look_takes_twelve_requests_and_one_for_each_worker_and_replica(run: S
     run.report(7, 1.0)
     watching.poll()
     run.report(8, 1.0)
+    for worker, attempt in (("s0.r0", 3), ("s1.r0", 0)):
+        run.beat(worker, 2, attempt=attempt)
     view = watching.poll()
     assert requests(view) == 12 + len(view.status.workers) + run.record.plan.replicas
     assert 8 <= view.asked.lists <= 10

@@ -12,7 +12,7 @@ from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.platforms.catalog import open_platform as open_by_url
 from funcpipe.runstate.finished import ended_step
 from funcpipe.runstate.halt import read_halt
-from funcpipe.runstate.liveness import WorkerLiveness, WorkerState, find_liveness
+from funcpipe.runstate.liveness import HeartbeatReader, WorkerLiveness, WorkerState, find_liveness
 from funcpipe.runstate.reader import RunReader
 from funcpipe.runstate.signing import signed
 from funcpipe.runstate.snapshot import Snapshot
@@ -163,12 +163,13 @@ def read_status(
     *,
     clock: Callable[[], float] = time.time,
     pause: Callable[[float], None] | None = None,
+    heartbeats: HeartbeatReader | None = None,
 ) -> RunStatus:
-    """Return the status of the run that `reader` reads, as `status` does."""
+    """Return the status of the run that `reader` reads, as `status` does; few of known `heartbeats` are read."""
     storage, record, keys = reader.storage, reader.record, reader.keys
     if reader.finished is not None:
         return _finished_status(record, reader.finished, reader.newest_validation)
-    life = find_liveness(storage, record, open_platform, clock=clock, pause=pause or time.sleep)
+    life = find_liveness(storage, record, open_platform, clock=clock, pause=pause or time.sleep, heartbeats=heartbeats)
     halt = read_halt(storage, keys)
     saved_step = reader.index.resume_step(len(record.plan.stages), record.plan.replicas)
     validation = reader.newest_validation

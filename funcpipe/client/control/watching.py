@@ -28,9 +28,9 @@ from funcpipe.platforms.catalog import open_platform as open_by_url
 from funcpipe.runstate.documents import find_readable_document, readable_documents
 from funcpipe.runstate.functions import list_functions
 from funcpipe.runstate.keys import Keys
-from funcpipe.runstate.liveness import WorkerState, read_heartbeats
+from funcpipe.runstate.liveness import HeartbeatReader, WorkerState
 from funcpipe.runstate.reader import RunReader
-from funcpipe.runstate.reports import JoinedStep
+from funcpipe.runstate.reports import LOSSES_READ, JoinedStep
 from funcpipe.runstate.signing import signed
 from funcpipe.runstate.snapshot import Snapshot
 
@@ -132,7 +132,9 @@ _RATE_STEPS = 5
 
 
 class Watcher:
-    """A watcher of one run. Each `poll` takes about 12 requests, and one more for each worker."""
+    """A watcher of one run. Each `poll` but the first takes about 12 requests, and one more for each worker, up to 16,
+    that has sent a heartbeat, and for each replica, up to 8.
+    """
 
     def __init__(
         self,
@@ -154,7 +156,7 @@ class Watcher:
         self._beats: dict[str, set[tuple[int, int]]] = {}
         self._lanes: dict[str, Counter[str]] = {}
         self._seen: RunView | None = None
-        self._keys = Keys(run)
+        self._forget(Keys(run))
 
     def poll(self) -> RunView:
         """The run as it is now. Raises RunUnknown, which says how far it had come if it was there before."""
@@ -162,21 +164,23 @@ class Watcher:
         self._storage.renew()
         try:
             reader = RunReader.newest(self._storage, self._run)
-            status = read_status(reader, self._open_platform, clock=self._clock, pause=self._wait)
+            if reader.keys != self._keys:
+                self._forget(reader.keys)
+            status = read_status(
+                *(reader, self._open_platform), clock=self._clock, pause=self._wait, heartbeats=self._heartbeats
+            )
         except RunUnknown as error:
             if self._seen is None:
                 raise
             raise self._gone() from error
         record, finished = reader.record, reader.finished
-        if reader.keys != self._keys:
-            self._forget(reader.keys)
         if finished is None:
             self._learn_losses(record)
         else:
             first = record.began_step
             self._losses = dict(enumerate(finished.losses, start=first))
         skipped = self._skipped(record) if finished is None else len(finished.skipped_steps)
-        beats = [beat for beat in read_heartbeats(self._storage, record) if beat is not None]
+        beats = list(self._heartbeats.beats.values())
         self._count_lanes(beats)
         self._seen = self._view(record, status, beats, skipped=skipped, asked=_since(self._storage.asked, before))
         return self._seen
@@ -217,7 +221,7 @@ class Watcher:
 
     def _forget(self, keys: Keys) -> None:
         """The run goes on as another generation: its workers count their attempts from 0 again."""
-        self._keys = keys
+        self._keys, self._heartbeats = keys, HeartbeatReader(self._storage, keys, clock=self._clock)
         for seen in (self._reports, self._losses, self._rates, self._beats, self._lanes):
             seen.clear()
 
@@ -235,9 +239,9 @@ class Watcher:
         )
 
     def _learn_losses(self, record: RunRecord) -> None:
-        """The losses of summaries that are new, and of the newest step that all replicas have reported."""
+        """The losses of summaries that are new, and of the newest step that replicas have reported, the first few."""
         keys, last = self._keys, len(record.plan.stages) - 1
-        workers = [worker_name(last, replica) for replica in range(record.plan.replicas)]
+        workers = [worker_name(last, replica) for replica in range(min(record.plan.replicas, LOSSES_READ))]
         for worker in workers:
             newest = max(self._storage.list(keys.step_summaries(worker)), default=None)
             if newest is not None:

@@ -10,13 +10,10 @@ from funcpipe.core import CountsByKind, Heartbeat, Outcome, WorkerSpec
 from funcpipe.errors import Superseded
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.platforms.function_group import Restarts, StartedFunction, WatchedFunction, stop_functions
-from funcpipe.runstate.documents import POLL_S, find_readable_document, side_by_side
+from funcpipe.runstate.documents import POLL_S, side_by_side
 from funcpipe.runstate.functions import OUT_OF_REACH_S, list_functions, start_function
-from funcpipe.runstate.keys import Keys, newest_attempts
-from funcpipe.runstate.liveness import heartbeats_of
-
-READ_AT_ONCE = 16
-"""The heartbeats that a client reads when it has listed them, those of one worker after another's."""
+from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.liveness import READ_AT_ONCE, HeartbeatReader, heartbeats_of
 
 _LEAVING_S = 90.0
 """The wait of a client that has lost its run for the functions, which may be processes of its own."""
@@ -26,26 +23,18 @@ _LEAVING_S = 90.0
 class WatchedWorker:
     """A worker: its `restarts` since a step of the run last ended, and what its heartbeats say.
 
-    `beat` is the last heartbeat that was seen, by attempt and etag, and `beat_seen_s` when it was new. By those that
-    were read it runs in a function of `memory_mb`, and has used `peak_bytes` at most; `requests` are those of each
-    attempt.
+    The last one that was seen, new at `beat_seen_s`, was of `beat_attempt`. By those that were read it runs in a
+    function of `memory_mb`, and has used `peak_bytes` at most; `requests` are those of each attempt.
     """
 
     spec: WorkerSpec
     outcome: Outcome | None = None
     restarts: Restarts = field(default_factory=Restarts)
-    beat: tuple[int, str] = (-1, "")
+    beat_attempt: int = -1
     beat_seen_s: float = 0.0
     peak_bytes: int = 0
     memory_mb: int | None = None
     requests: dict[int, CountsByKind] = field(default_factory=dict)
-
-    def see(self, attempt: int, etag: str, now_s: float) -> bool:
-        """Note that the newest heartbeat, of `attempt`, had this etag at `now_s`; return True if it is new."""
-        is_new = (attempt, etag) != self.beat
-        if is_new:
-            self.beat, self.beat_seen_s = (attempt, etag), now_s
-        return is_new
 
     def receive(self, heartbeat: Heartbeat) -> None:
         """Take in what a heartbeat of the worker says."""
@@ -56,7 +45,7 @@ class WatchedWorker:
     def is_silent(self, attempt: int, now_s: float) -> bool:
         """Return True if its function, that `attempt`, is asleep or never began: no heartbeat came for too long."""
         faults = self.spec.faults
-        if self.beat[0] == attempt:
+        if self.beat_attempt == attempt:
             return now_s - self.beat_seen_s > faults.lease_s + 2 * faults.heartbeat_s
         return now_s - self.beat_seen_s > faults.cold_start_s + faults.start_s + (self.spec.follows_within_s or 0.0)
 
@@ -73,7 +62,7 @@ class HeartbeatWatch:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._storage, self._keys, self._workers, self._clock = storage, keys, workers, clock
-        self._unread: dict[str, str] = {}
+        self._reader = HeartbeatReader(storage, keys, clock=clock)
         self._listed_s = -math.inf
         self.run_requests_usd = 0.0
 
@@ -92,17 +81,15 @@ class HeartbeatWatch:
         if now_s - self._listed_s < every_s:
             return None
         self._listed_s = now_s
-        etags = self._storage.etags(self._keys.all_heartbeats)
-        for name, (attempt, key) in newest_attempts(etags, self._keys.all_heartbeats).items():
-            worker = self._workers.get(name)
-            if worker is not None and worker.see(attempt, etags[key], now_s):
-                self._unread[name] = key
+        for name, attempt in self._reader.list().items():
+            if name in self._workers:
+                self._workers[name].beat_attempt, self._workers[name].beat_seen_s = attempt, now_s
         if self._clock() - now_s > OUT_OF_REACH_S:
             for worker in self._workers.values():
                 worker.beat_seen_s = self._clock()
-        for name, key in list(self._unread.items())[:READ_AT_ONCE]:
-            del self._unread[name]
-            self._receive(self._workers[name], find_readable_document(self._storage, Heartbeat, key))
+        for name, heartbeat in self._reader.read().items():
+            if name in self._workers:
+                self._receive(self._workers[name], heartbeat)
         return now_s
 
     def read(self, workers: Iterable[WatchedWorker]) -> None:

@@ -7,15 +7,18 @@ import time
 from dataclasses import replace
 
 from funcpipe.client.follow.results import OnProgress, Progress
-from funcpipe.client.follow.steps import LOSSES_READ, StepPolls
-from funcpipe.core import RunRecord, StepReport, worker_name
+from funcpipe.client.follow.steps import StepPolls
+from funcpipe.core import RunAccount, RunRecord, StepReport, worker_name
 from funcpipe.errors import RunUnknown
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.generations import find_record
 from funcpipe.runstate.keys import Keys
+from funcpipe.runstate.liveness import HeartbeatReader
 from funcpipe.runstate.owner import BEAT_S, Ownership, OwnerWatch
 from funcpipe.runstate.reader import spent_so_far
-from funcpipe.runstate.reports import JoinedStep, StepReader
+from funcpipe.runstate.reports import LOSSES_READ, JoinedStep, StepReader
+
+_LISTED_EVERY_S = 10.0
 
 
 class OncePerStep:
@@ -51,11 +54,12 @@ def follow_as_standby(storage: Storage, record: RunRecord, on_progress: OnProgre
     Nothing is written meanwhile.
     """
     polls, reader, owner = StepPolls(BEAT_S), StepReader(storage, Keys.of(record)), _OwnerCheck(storage, record)
+    spending = _Spending(storage, record)
     for step in itertools.count(record.first_step):
         with contextlib.suppress(_OwnerGone):
             reports, waited = polls.until(functools.partial(_reports, reader, record, step), owner.check)
             polls.step_ended(waited=waited)
-            joined, account = JoinedStep.of(reports), spent_so_far(storage, record)
+            joined, account = JoinedStep.of(reports), spending.account()
             on_progress(
                 Progress(
                     step=step + 1,
@@ -69,6 +73,22 @@ def follow_as_standby(storage: Storage, record: RunRecord, on_progress: OnProgre
             )
             continue
         return
+
+
+class _Spending:
+    """The cost and time of a run by some of its heartbeats, listed now and then."""
+
+    def __init__(self, storage: Storage, record: RunRecord) -> None:
+        self._storage, self._record = storage, record
+        self._heartbeats, self._listed_s = HeartbeatReader(storage, Keys.of(record)), -_LISTED_EVERY_S
+
+    def account(self) -> RunAccount:
+        """Return what the run has cost and taken, as its functions last said."""
+        if time.monotonic() - self._listed_s >= _LISTED_EVERY_S:
+            self._listed_s = time.monotonic()
+            self._heartbeats.list()
+            self._heartbeats.read()
+        return spent_so_far(self._storage, self._record, self._heartbeats.beats.values())
 
 
 class _OwnerGone(Exception):

@@ -29,7 +29,7 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.owner import Owner
 from funcpipe.runstate.reader import History, RunReader
 from funcpipe.runstate.replica_marks import last_differences
-from funcpipe.runstate.reports import JoinedStep, StepReader, ValidationKeys, find_report
+from funcpipe.runstate.reports import LOSSES_READ, JoinedStep, StepReader, ValidationKeys, find_report
 from funcpipe.runstate.snapshot import Snapshot
 from funcpipe.runstate.validations import get_part
 
@@ -39,9 +39,6 @@ _Found = TypeVar("_Found")
 
 SUPERVISE_S = 0.1
 """Pause between two polls of functions; platforms are asked no more often than they can bear."""
-
-LOSSES_READ = 8
-"""The replicas of the last stage whose losses a client reads after each step; those of more, once the run has ended."""
 
 _FIRST_S, _LEAST_MOST_S, _MOST_S = 0.05, 0.2, 5.0
 _LATE_SHARE = 0.25
