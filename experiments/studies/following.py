@@ -1,4 +1,4 @@
-"""One client that starts and follows many functions: its requests a second, processor share, memory; and `status`.
+"""One client that starts and follows many functions: requests a second, processor share, memory; `status`, `watch`.
 
 Functions are simulated: one thread writes what they write, heartbeats and the losses of steps, into memory; its
 processor time is not counted. Requests to storage are, and take LATENCY_S each; a listing takes as many as it has
@@ -21,6 +21,7 @@ import torch
 from torch import nn
 
 from funcpipe.client.control.status import status
+from funcpipe.client.control.watching import Watcher
 from funcpipe.client.follow.launch import begin, start
 from funcpipe.client.follow.results import Progress
 from funcpipe.client.follow.steps import follow
@@ -60,6 +61,7 @@ from tests.support.run_keys import remembered_keys
 LATENCY_S = 0.02
 STAGES = 4
 RUN = "followed"
+LOOKS, LOOK_EVERY_S = 6, 5.0
 
 
 class Slow(StorageWrapper):
@@ -294,7 +296,20 @@ class Follower:
             f"  status: {taken_s:.2f} s with {asked.total()} requests, {processor_s:.2f} processor seconds: "
             f"{found.verdict.value}, {dict(states)}"
         )
+        self._watch()
         raise _SeenEnoughError
+
+    def _watch(self) -> None:
+        """Look at the run several times, as `funcpipe run watch` does."""
+        watcher = Watcher(self._storage, RUN, self._writer.platform.open)
+        for _ in range(1 + LOOKS):
+            before, began_s = Counter(self._storage.asked), time.monotonic()
+            view = watcher.poll()
+            taken_s, asked = time.monotonic() - began_s, self._storage.asked - before
+            print(
+                f"  look: {taken_s:.2f} s with {asked.total()} requests: {view.status.verdict.value}, step {view.done}"
+            )
+            time.sleep(LOOK_EVERY_S)
 
 
 def main(given: Sequence[str] | None = None) -> None:

@@ -43,7 +43,8 @@ _STOPS_AT_ONCE = 16
 class StartedFunction:
     """A function that was started for an attempt of a worker, with its price per second, if known, and its memory.
 
-    It was started at `started_at_s` by the clock of who started it; 0 if that was not recorded.
+    It was started at `started_at_s` by the clock of who started it; 0 if that was not recorded. `token` is its own in
+    the storage of its run.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.function/1"
@@ -54,6 +55,7 @@ class StartedFunction:
     usd_s: float
     memory_mb: int | None = None
     started_at_s: float = 0.0
+    token: str = ""
 
 
 @dataclass(eq=False)

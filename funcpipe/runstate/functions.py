@@ -6,15 +6,20 @@ _watch/run-1/g0000-3fa9c2d11b0c77e4. It holds the key of the run, wrapped so tha
 """
 
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from funcpipe.core import WATCH_PREFIX, WorkerSpec
 from funcpipe.core.run_key import RunKey
 from funcpipe.errors import InvalidValue, KeyMissing, PlatformRefused, Superseded
 from funcpipe.platforms.base import Platform, Storage
 from funcpipe.platforms.function_group import StartedFunction, started_on, stop_functions
-from funcpipe.runstate.documents import put_document, readable_documents
+from funcpipe.runstate.documents import find_readable_document, put_document, readable_documents
 from funcpipe.runstate.keys import Keys, generation_of
+
+MANY = 16
+"""The handles of more functions that are started together are written once more, as one object."""
 
 OUT_OF_REACH_S = 5.0
 """If listing heartbeats takes longer, the storage is in trouble, and the silence of others proves nothing."""
@@ -33,8 +38,9 @@ def start_function(
     `sleep`, if given, waits while the platform is busy. Raises PlatformError or PlatformRefused.
     """
     started = started_on(platform, spec, usd_s=spec.account.usd_s, sleep=sleep)
+    started = replace(started, token=secrets.token_hex(4))
     try:
-        put_document(storage, keys.function(spec.worker, spec.attempt, secrets.token_hex(4)), started)
+        put_document(storage, _key(keys, started), started)
     except BaseException:
         stop_functions(platform, [started.handle])
         raise
@@ -54,11 +60,38 @@ def start_for_worker(platform: Platform, storage: Storage, keys: Keys, spec: Wor
     return begun
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartedTogether:
+    """The functions that a client has started at the beginning of a generation."""
+
+    FORMAT: ClassVar[str] = "funcpipe.functions/1"
+
+    functions: tuple[StartedFunction, ...]
+
+
+def record_together(storage: Storage, keys: Keys, started: Sequence[StartedFunction]) -> None:
+    """Write the handles of the `started` functions, if they are many, as one object that is read in their place.
+
+    Each has its own object, written as soon as it was started, which stays: a client that dies loses none.
+    """
+    if len(started) > MANY:
+        put_document(storage, keys.started_together, StartedTogether(functions=tuple(started)))
+
+
 def list_functions(storage: Storage, keys: Keys, worker: str | None = None) -> tuple[StartedFunction, ...]:
     """Return the functions started for `worker`, or for all workers, in order of worker, attempt and start."""
-    prefix = keys.functions if worker is None else f"{keys.functions}{worker}/"
-    found = readable_documents(storage, StartedFunction, storage.list(prefix))
+    listed = storage.list(keys.functions if worker is None else f"{keys.functions}{worker}/")
+    together = None
+    if keys.started_together in listed:
+        together = find_readable_document(storage, StartedTogether, keys.started_together)
+    known = {} if together is None else {_key(keys, function): function for function in together.functions}
+    own = [key for key in listed if key not in known and key != keys.started_together]
+    found = [*(known[key] for key in listed if key in known), *readable_documents(storage, StartedFunction, own)]
     return tuple(sorted(found, key=lambda function: (function.worker, function.attempt, function.started_at_s)))
+
+
+def _key(keys: Keys, started: StartedFunction) -> str:
+    return keys.function(started.worker, started.attempt, started.token)
 
 
 def mark_detached(storage: Storage, keys: Keys, wrapped: str) -> None:

@@ -63,7 +63,13 @@ OF_GENERATION = (
     *("steps/NUMBER.NAME", "losses/NAME/NUMBER.NUMBER", "progress/NAME/NUMBER.NUMBER.NUMBER"),
     *("validations/NUMBER", "scores/NUMBER/NAME/NUMBER", "outputs/NUMBER.NAME"),
     *("leases/NAME/NUMBER", "heartbeats/NAME/NUMBER", "hand-overs/NAME/NUMBER", "restarts/NAME/NUMBER"),
-    *("renewals/NUMBER", "functions/NAME/NUMBER.TOKEN", "reports/NAME/NUMBER", "traces/NAME/NUMBER"),
+    *(
+        "renewals/NUMBER",
+        "functions/NAME/NUMBER.TOKEN",
+        "functions/together",
+        "reports/NAME/NUMBER",
+        "traces/NAME/NUMBER",
+    ),
     *("server/data/DATA", "server/work/NAME/NUMBER/NUMBER", "server/pushes/NAME/NUMBER/NUMBER"),
     "server/parameters/NUMBER",
 )

@@ -216,6 +216,11 @@ class Keys:
         return self._key("functions", worker, f"{attempt:08d}.{token}")
 
     @property
+    def started_together(self) -> str:
+        """The key of the handles, once more, of the many functions that a client has started with the generation."""
+        return self._key("functions", "together")
+
+    @property
     def functions(self) -> str:
         """The prefix of all functions' handles."""
         return self._folder("functions")

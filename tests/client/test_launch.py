@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from funcpipe.client.control.status import status
-from funcpipe.client.control.stopping import order_end
+from funcpipe.client.control.stopping import clean, order_end
 from funcpipe.client.control.verdict import Verdict
 from funcpipe.client.follow import interruption
 from funcpipe.client.follow.launch import launch, launch_detached
@@ -23,6 +23,9 @@ from funcpipe.core import Invocation, PlatformSpec, RunSettings, WorkerSpec
 from funcpipe.errors import PlanError, PlatformBusy, PlatformError, RunInterrupted, StorageBusy
 from funcpipe.platforms.base import Handle, State, Status
 from funcpipe.platforms.catalog import load_spec
+from funcpipe.platforms.function_group import StartedFunction
+from funcpipe.runstate import functions as run_functions
+from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.generations import list_generations, newest_record
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.signing import signed
@@ -352,6 +355,25 @@ def test_functions_are_started_side_by_side(storage: MemoryStorage) -> None:
     functions = MeetingPlatform(load_spec("local"), storage, functions=job().plan.workers)
     result = launch(prepared(storage, functions, RunSettings(name=RUN)))
     assert len(result.losses) == 3 * EPOCHS
+
+
+def test_handles_of_functions_that_are_started_together_are_one_object_and_each_its_own(
+    storage: MemoryStorage, functions: HeldPlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_functions, "MANY", 1)
+    functions.hold(1)
+    launch_detached(prepared(storage, functions, RunSettings(name=RUN)))
+    own = signed(storage)
+    keys = Keys.of(newest_record(own, RUN))
+    together = get_document(own, run_functions.StartedTogether, keys.started_together).functions
+    each = {key for key in storage.list(keys.functions) if key != keys.started_together}
+    assert {keys.function(one.worker, one.attempt, one.token) for one in together} == each
+    assert len(each) == job().plan.workers
+    assert all(get_document(own, StartedFunction, keys.function(o.worker, o.attempt, o.token)) == o for o in together)
+    functions.go_on()
+    assert clean(storage, RUN, functions.open) > 0
+    assert storage.list("") == ()
+    assert all(functions.status(one.handle).state is not State.RUNNING for one in together)
 
 
 class BusyPlatform(HeldPlatform):

@@ -6,6 +6,7 @@ import funcpipe.core
 from funcpipe.core.trace import TRACE_FORMAT
 from funcpipe.neighbours.parameter_server.function_connection import FunctionMessage, WorkOrder
 from funcpipe.platforms.function_group import StartedFunction
+from funcpipe.runstate.functions import StartedTogether
 
 FORMATS = {
     "Base": "funcpipe.base/1",
@@ -59,5 +60,6 @@ def test_the_names_of_formats_stay() -> None:
     assert found == FORMATS
     assert TRACE_FORMAT == "funcpipe.trace/1"
     assert StartedFunction.FORMAT == "funcpipe.function/1"
+    assert StartedTogether.FORMAT == "funcpipe.functions/1"
     assert WorkOrder.FORMAT == "funcpipe.server-work/1"
     assert FunctionMessage.FORMAT == "funcpipe.server-push/1"

@@ -40,7 +40,7 @@ from funcpipe.platforms.launch_rate import LaunchRate
 from funcpipe.platforms.local.output import keep_client_log
 from funcpipe.runstate.base import StoredBase, put_base
 from funcpipe.runstate.checkpoints import Checkpoints
-from funcpipe.runstate.functions import mark_detached, unmark_run
+from funcpipe.runstate.functions import mark_detached, record_together, unmark_run
 from funcpipe.runstate.generations import (
     delete_generation,
     load_worker_specs,
@@ -232,6 +232,7 @@ def start(prepared: PreparedRun, keys: Keys, supervisor: Supervisor, *, detached
         unmark_run(prepared.storage, keys.run)
     try:
         _start_functions(prepared, keys, supervisor)
+        record_together(prepared.storage, keys, [function.started for function in supervisor.functions()])
         record = replace(_record(prepared, keys), base=put_base(prepared.storage, keys, _base(prepared, keys)))
         write_record(prepared.storage, keys, record)
         if detached:
