@@ -150,7 +150,7 @@ def find_liveness(
         functions.setdefault(function.worker, []).append(function)
     platform = _opened(record, open_platform)
     heartbeats.list()
-    awake = heartbeats.awake(faults.lease_s)
+    awake = heartbeats.awake(faults.lease_s + 2 * faults.heartbeat_s)
     heartbeats.read(worker for worker in workers if worker not in awake)
     beats = heartbeats.beats
     begun = {worker: beat.attempt for worker, beat in beats.items()}
