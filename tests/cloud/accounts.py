@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from urllib.parse import urlsplit
 
-from alibabacloud_fc20230330 import models
 from botocore.exceptions import ClientError
 from darabonba.exceptions import DaraException
 
@@ -130,8 +129,7 @@ def on_aliyun(
     def billed_s(since_s: float) -> Sequence[float]:
         found = []
         for function in account.deployed(NAME):
-            request = models.ListAsyncTasksRequest(started_time_begin=int(since_s * 1000), limit=100)
-            tasks = account.functions.list_async_tasks(function.function_name, request).body.tasks or []
+            tasks = account.tasks(function.function_name, since_s=since_s)
             found += [task.duration_ms / 1000 for task in tasks if task.duration_ms is not None]
         return found
 

@@ -125,6 +125,20 @@ class AliyunCloud(ThreadingHTTPServer):
             return "an image of the Enterprise Edition needs acrInstanceId"
         return self.ram.missing_to_pull(function["role"], config["image"], self.region)
 
+    def task_page(self, name: str, query: Mapping[str, str]) -> dict[str, Any]:
+        """The tasks of a function that began at a time or later, not more than 100, behind the one that a token names.
+
+        One that waits for an instance has not begun.
+        """
+        limit, since_ms = int(query.get("limit", 20)), int(query["startedTimeBegin"])
+        assert 1 <= limit <= 100
+        with self.lock:
+            own = [dict(self.tasks[key]) for key in sorted(self.tasks) if key[0] == name]
+        begun = [task for task in own if task.get("startedTime", -1) >= since_ms]
+        left = [task for task in begun if task["taskId"] > query.get("nextToken", "")]
+        page = left[:limit]
+        return {"tasks": page} | ({"nextToken": page[-1]["taskId"]} if page != left else {})
+
     def quota_page(self, limit: int, after: str) -> dict[str, Any]:
         """The functions' own quotas, not more than ten at once, behind the function that the token names."""
         names = [name for name in sorted(self.quotas) if name > after]
@@ -281,8 +295,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _of_task(self, name: str, task: str | None = None, verb: str | None = None) -> None:
         tasks = self.server.tasks
         if task is None:
-            since_ms, own = int(self._query()["startedTimeBegin"]), [tasks[key] for key in tasks if key[0] == name]
-            self._answer(200, {"tasks": [one for one in own if one.get("startedTime", 0) >= since_ms]})
+            self._answer(200, self.server.task_page(name, self._query()))
         elif (name, task) not in tasks:
             self._fail(404, "AsyncTaskNotFound", task)
         else:

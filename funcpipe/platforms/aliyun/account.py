@@ -231,6 +231,18 @@ class Account:
                 if not token:
                     return
 
+    def tasks(self, function: str, *, since_s: float) -> Iterator[Any]:
+        """Yield the asynchronous tasks of a function that began at `since_s` or later."""
+        since_ms, token = int(since_s * 1000), None
+        while True:
+            request = models.ListAsyncTasksRequest(started_time_begin=since_ms, limit=100, next_token=token)
+            with explained(f"listing the tasks of {function}"):
+                answer = self.functions.list_async_tasks(function, request).body
+            yield from answer.tasks or []
+            token = answer.next_token
+            if not token:
+                return
+
     def function_quotas(self) -> Iterator[tuple[str, int]]:
         """The functions that have a quota of instances of their own, which no other may use, with their quotas."""
         token = None

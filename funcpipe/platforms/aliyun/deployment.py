@@ -126,10 +126,7 @@ class Deployer:
     def logs(self, name: str, *, since_s: float, containing: str | None = None) -> Iterator[str]:
         """Yield the states and errors of the asynchronous tasks since the time `since_s`, line by line."""
         for function in self._functions(name):
-            request = models.ListAsyncTasksRequest(started_time_begin=int(since_s * 1000), limit=100)
-            with explained(f"reading the tasks of {function}"):
-                tasks = self._client.list_async_tasks(function, request).body.tasks or []
-            for task in tasks:
+            for task in self._account.tasks(function, since_s=since_s):
                 line = f"{function} {task.task_id} {task.status} {task.task_error_message or ''}".rstrip()
                 if containing is None or containing in line:
                     yield line

@@ -1,5 +1,8 @@
 """Functions on Alibaba Function Compute: asynchronous tasks, which the service itself watches and stops."""
 
+import logging
+import threading
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -10,7 +13,7 @@ from alibabacloud_fc20230330 import models
 from darabonba.exceptions import DaraException
 from darabonba.runtime import RuntimeOptions
 
-from funcpipe.core import FunctionSize, Plan, PlatformSpec
+from funcpipe.core import FunctionSize, Invocation, Plan, PlatformSpec
 from funcpipe.core.logs import RawLine
 from funcpipe.errors import DeadlineExceeded, PlatformRefused
 from funcpipe.platforms.aliyun.account import (
@@ -27,8 +30,16 @@ from funcpipe.platforms.aliyun.endings import read_logs, status_of
 from funcpipe.platforms.base import Handle, State, Status, StorageUrls
 from funcpipe.platforms.shared.cloud import SECRET, Capacity, CloudPlatform, Polling
 
+_log = logging.getLogger(__name__)
+
 POLLING = Polling(every_s=2.0)
 """Pause between two requests for a function's state, which are free."""
+
+ASKED_ONE_BY_ONE = 16
+"""Of more tasks of a function that this process has started, all are listed, 100 with a request."""
+
+_SKEW_S = 600.0
+"""A task that began, by the service's clock, so much before this process started it is still listed."""
 
 _READY_WITHIN_S = 300.0
 """A function that is Pending, as its image is made ready, and not Active by then is given up."""
@@ -55,6 +66,9 @@ class AliyunPlatform(CloudPlatform):
         self._account, self._domain = account, domain
         self._client: Any = account.functions
         self._known: dict[Handle, tuple[float, Status]] = {}
+        self._started_s: dict[Handle, float] = {}
+        self._listed: dict[str, tuple[float, frozenset[str]]] = {}
+        self._listing, self._may_list = threading.Lock(), True
 
     @property
     def url(self) -> str:
@@ -76,12 +90,19 @@ class AliyunPlatform(CloudPlatform):
         return read_logs(self._account, self._deployment, run)
 
     def status(self, handle: Handle) -> Status:
-        """The function's state, at most `polling.every_s` old, or the last known if the service does not answer."""
+        """The function's state, at most twice `polling.every_s` old, or the last known one if there is no answer."""
         asked_s, status = self._known.get(handle, (float("-inf"), Status(state=State.RUNNING)))
         if status.state is State.RUNNING and self._polling.is_due(asked_s):
             self._known[handle] = self._polling.clock(), status
             self._outages.ask(lambda: self._poll(handle))
         return self._known[handle][1]
+
+    def invoke(self, worker: Invocation) -> Handle:
+        """Start a function, as any cloud does; its state may be listed."""
+        started_s = time.time()
+        handle = super().invoke(worker)
+        self._started_s[handle] = started_s
+        return handle
 
     @contextmanager
     def _asked_to_stop(self, handle: Handle) -> Iterator[str]:
@@ -125,8 +146,46 @@ class AliyunPlatform(CloudPlatform):
 
     def _poll(self, handle: Handle) -> None:
         function, task = handle.name.split("/")
+        if self._is_listed(function, task):
+            return
         with explained(f"asking for the state of {handle.name}"):
             found = self._client.get_async_task(function, task, models.GetAsyncTaskRequest()).body
+        self._learn(handle, found)
+
+    def _is_listed(self, function: str, task: str) -> bool:
+        """Return True if the last listing of a function's tasks had this one; list them again if it is time."""
+        with self._listing:
+            listed_s, tasks = self._listed.get(function, (float("-inf"), frozenset[str]()))
+            if self._polling.is_due(listed_s):
+                tasks = frozenset(self._list(function))
+                self._listed[function] = self._polling.clock(), tasks
+            return task in tasks
+
+    def _list(self, function: str) -> Iterator[str]:
+        """Learn the states of a function's tasks that were started here, if many are at work; yield those learned."""
+        at_work = {
+            handle.name: handle
+            for handle in list(self._started_s)
+            if handle.name.startswith(f"{function}/") and not self._has_ended(handle)
+        }
+        if not self._may_list or len(at_work) <= ASKED_ONE_BY_ONE:
+            return
+        since_s = min(self._started_s[handle] for handle in at_work.values()) - _SKEW_S
+        try:
+            for found in self._account.tasks(function, since_s=since_s):
+                if (handle := at_work.get(f"{function}/{found.task_id}")) is not None:
+                    self._learn(handle, found)
+                    yield str(found.task_id)
+        except PlatformRefused as error:
+            self._may_list = False
+            _log.info("asks for the state of each function, as tasks may not be listed: %s", error)
+
+    def _has_ended(self, handle: Handle) -> bool:
+        return handle in self._known and self._known[handle][1].state is not State.RUNNING
+
+    def _learn(self, handle: Handle, found: Any) -> None:
+        """Note the state of a task as the service describes it."""
+        function = handle.name.split("/")[0]
         memory = {function_name(self._deployment, size.name): size.memory_mb for size in self._spec.sizes}
         status = status_of(found.status, found.task_error_message or "", memory.get(function))
         self._known[handle] = self._polling.clock(), status
