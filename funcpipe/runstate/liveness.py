@@ -246,7 +246,7 @@ class HeartbeatReader:
             return {}
         known = {worker: beat.attempt for worker, beat in self.beats.items()}
         ago_s = {worker: self._listed_s - alive_s for worker, alive_s in self._alive_s.items()}
-        return {w: s for w, s in ago_s.items() if s <= within_s and known.get(w) == self._newest.get(w, (-1,))[0]}
+        return {w: s for w, s in ago_s.items() if 0 <= s <= within_s and known.get(w) == self._newest.get(w, (-1,))[0]}
 
 
 @dataclass(frozen=True)

@@ -151,6 +151,16 @@ def test_a_watcher_that_polls_rarely_reads_every_heartbeat() -> None:
         assert all(worker.heard_s == 0.0 for worker in view.status.workers)
 
 
+def test_a_clock_that_is_set_back_hides_no_death() -> None:
+    many = Many(20)
+    for turn in range(4):
+        many.look(many.halves(turn))
+    many.now_s -= 86_400
+    many.platform.dead.add("s0.r7")
+    view, _, _ = many.look(set(many.workers) - {"s0.r7"})
+    assert [worker.worker for worker in view.status.workers if worker.state is WorkerState.DEAD] == ["s0.r7"]
+
+
 class EnoughError(Exception):
     """The standby has followed far enough."""
 
