@@ -26,7 +26,7 @@ ROOMS = {
     "analysis": Size(461, 6, 19),
     "api": Size(633, 9, 15),
     "cli": Size(2382, 16, 116),
-    "client": Size(4985, 52, 195),
+    "client": Size(4989, 53, 195),
     "comm": Size(1417, 25, 59),
     "core": Size(3374, 134, 225),
     "data": Size(524, 17, 18),
@@ -35,9 +35,9 @@ ROOMS = {
     "model": Size(6173, 96, 241),
     "neighbours": Size(3753, 72, 199),
     "partitioner": Size(5694, 72, 271),
-    "platforms": Size(6405, 104, 249),
+    "platforms": Size(6460, 104, 249),
     "profiler": Size(1019, 13, 44),
-    "runstate": Size(2569, 39, 135),
+    "runstate": Size(2637, 41, 138),
     "scheduler": Size(1651, 35, 59),
     "show": Size(1757, 11, 98),
     "sweep": Size(1176, 22, 22),
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 87_730, 82, 18
+MODULES, LINES, EXPORTED, VERBS = 591, 87_914, 82, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 
