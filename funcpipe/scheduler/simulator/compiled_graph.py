@@ -71,6 +71,9 @@ class CompiledGraph:
 class GraphColumns:
     """A task graph as arrays: kind, by number, stage and replica of each task; and its needs, of which each is a task
     of `sources`, by position, that the one of `targets` needs. Stages have `of_replicas` replicas.
+
+    The positions behind those of the tasks are *joins*, of one worker each: whoever needs a join needs all that it
+    needs.
     """
 
     kinds: Array
@@ -101,7 +104,24 @@ def graph_columns(graph: Graph, of_replicas: int | None = None) -> GraphColumns:
     )
 
 
-def compile_graph(columns: GraphColumns) -> CompiledGraph:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GraphArrays:
+    """A `CompiledGraph` as arrays, without what opens requests: `lane` is that of an entry's worker and resource, in
+    `LANES`, or -1 for tasks on strict lanes and for starts; `open_requests` are those of a lane of each resource.
+    """
+
+    tasks: int
+    workers: dict[Worker, int]
+    worker_of: Array
+    first: Array
+    released: Array
+    waits: Array
+    lane: Array
+    side_by_side: npt.NDArray[np.bool_]
+    open_requests: Mapping[Resource, int]
+
+
+def graph_arrays(columns: GraphColumns) -> GraphArrays:
     """Return the graph of `columns` with its strict lanes turned into dependencies."""
     kinds, count = columns.kinds, len(columns.kinds)
     numbers = columns.stages * columns.of_replicas + columns.replicas
@@ -113,24 +133,44 @@ def compile_graph(columns: GraphColumns) -> CompiledGraph:
     strict = _IS_STRICT[kinds]
     lane = worker_of * len(LANES) + columns.lanes
     before, after = _lane_order(count + worker_of, lane, strict)
-    sources = np.concatenate([columns.sources, before])
-    targets = np.concatenate([columns.targets, after])
-    entries = count + len(workers)
-    shared, lane_number = np.unique(lane[~strict]), np.full(len(LANES) * len(workers), -1)
-    lane_number[shared] = np.arange(len(shared))
-    starts = [-1] * len(workers)
-    room, asked = _requests(open_requests(columns.of_replicas), lane, shared)
-    waits = np.bincount(targets, minlength=entries)
-    waits[list(chain.from_iterable(asked))] += 1
-    return CompiledGraph(
+    starts = np.arange(len(workers))
+    sources, targets = (
+        np.concatenate([own + len(workers) * (own >= count), more])
+        for own, more in ((columns.sources, before), (columns.targets, after))
+    )
+    joined = np.flatnonzero(targets >= count)
+    entries = 1 + int(max(targets.max(initial=-1), count + len(workers) - 1))
+    worker_of = np.concatenate([worker_of, starts, np.zeros(entries - count - len(workers), np.int64)])
+    worker_of[targets[joined]] = worker_of[sources[joined]]
+    nothing = np.zeros(entries - count, np.int64)
+    return GraphArrays(
         tasks=count,
         workers=workers,
-        worker_of=worker_of.tolist() + list(range(len(workers))),
-        first=[0, *np.cumsum(np.bincount(sources, minlength=entries)).tolist()],
-        released=targets[np.argsort(sources, kind="stable")].tolist(),
+        worker_of=worker_of,
+        first=np.concatenate([[0], np.cumsum(np.bincount(sources, minlength=entries))]),
+        released=targets[np.argsort(sources, kind="stable")],
+        waits=np.bincount(targets, minlength=entries),
+        lane=np.concatenate([np.where(strict, -1, lane), nothing - 1]),
+        side_by_side=np.concatenate([_IS_SIDE_BY_SIDE[kinds], nothing > 0]),
+        open_requests=open_requests(columns.of_replicas),
+    )
+
+
+def compile_graph(arrays: GraphArrays) -> CompiledGraph:
+    """Return the graph of `arrays`, ready to be played event by event."""
+    lane, waits = arrays.lane, arrays.waits.copy()
+    shared = np.unique(lane[lane >= 0])
+    room, asked = _requests(arrays.open_requests, lane, shared)
+    waits[list(chain.from_iterable(asked))] += 1
+    return CompiledGraph(
+        tasks=arrays.tasks,
+        workers=arrays.workers,
+        worker_of=arrays.worker_of.tolist(),
+        first=arrays.first.tolist(),
+        released=arrays.released.tolist(),
         waits=waits.tolist(),
-        lane=lane_number[lane].tolist() + starts,
-        side_by_side=_IS_SIDE_BY_SIDE[kinds].tolist() + [False] * len(workers),
+        lane=np.where(lane < 0, -1, np.searchsorted(shared, lane)).tolist(),
+        side_by_side=arrays.side_by_side.tolist(),
         room=room,
         asked=asked,
     )

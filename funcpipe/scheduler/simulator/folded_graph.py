@@ -13,8 +13,10 @@ the put of replica 0 stands. Of all twelve tasks, the rows are these::
     rows     [0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3]
 """
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain
 from typing import overload
 
 import numpy as np
@@ -89,25 +91,52 @@ class FoldedGraph:
 
     def all_columns(self) -> GraphColumns:
         """Return all tasks, and what they need."""
-        made, rows = self.columns, self.rows
+        return self._of_all(self.columns)
+
+    def joined_columns(self) -> GraphColumns:
+        """Return all tasks, and what they need, with a join for what several of a worker need alike."""
+        gets, count = frozenset(self._gets), len(self.graph.tasks)
+        local = [needs[:-1] if i in gets else needs for i, needs in enumerate(self.graph.needs)]
+        often = Counter(needs for needs in local if len(needs) > 1)
+        joins = {needs: count + j for j, needs in enumerate(needs for needs, times in often.items() if times > 1)}
+        needs = [
+            (joins[own], *every[len(own) :]) if own in joins else every
+            for own, every in zip(local, self.graph.needs, strict=True)
+        ]
+        needs += joins
+        targets = np.repeat(np.arange(len(needs)), [len(each) for each in needs])
+        return self._of_all(replace(self.columns, sources=np.array(list(chain(*needs)), np.int64), targets=targets))
+
+    def _of_all(self, made: GraphColumns) -> GraphColumns:
+        """Return `made` for all replicas; each join comes once for each that it is made for."""
+        tasks, rows = len(made.kinds), self.rows
         workers = np.arange(len(self.starts) - 1) % self.replicas
-        replicas = np.repeat(workers, np.diff(self.starts))
-        own = np.bincount(made.targets, minlength=len(made.kinds))
-        lengths, first_need = own[rows], (np.cumsum(own) - own)[rows]
-        targets = np.repeat(np.arange(len(rows)), lengths)
-        needs = np.arange(len(targets)) + np.repeat(first_need - (np.cumsum(lengths) - lengths), lengths)
+        own = np.bincount(made.targets, minlength=tasks)
+        begins = np.cumsum(own) - own
+        joins = np.arange(tasks, len(own))
+        examples = made.sources[begins[joins]]
+        stages, replicas = (np.append(each, each[examples]) for each in (made.stages, made.replicas))
+        mirrors = self.turn * np.arange(self.mirrors)
+        replica = np.append(np.repeat(workers, np.diff(self.starts)), (replicas[joins][:, None] + mirrors).ravel())
+        items = np.append(rows, np.repeat(joins, self.mirrors))
+        lengths = own[items]
+        targets = np.repeat(np.arange(len(items)), lengths)
+        needs = np.arange(len(targets)) + np.repeat(begins[items] - (np.cumsum(lengths) - lengths), lengths)
         places = np.zeros(len(made.sources), np.int64)
         gets = np.array(self._gets, np.int64)
         places[np.cumsum(own)[gets] - 1] = self.writers[1, gets]
         sources = made.sources[needs]
-        stages = made.stages[sources]
-        replica = (replicas[targets] + places[needs]) % self.replicas
-        begin = self.firsts[stages * self.turn + made.replicas[sources]]
+        writer = (replica[targets] + places[needs]) % self.replicas
+        begin = self.firsts[stages[sources] * self.turn + replicas[sources]]
+        position = self.starts[stages[sources] * self.replicas + writer] + sources - begin
+        if len(joins):
+            join = len(rows) + (sources - tasks) * self.mirrors + writer // self.turn
+            position = np.where(sources < tasks, position, join)
         return GraphColumns(
             kinds=made.kinds[rows],
             stages=made.stages[rows],
-            replicas=replicas,
-            sources=self.starts[stages * self.replicas + replica] + sources - begin,
+            replicas=replica[: len(rows)],
+            sources=position,
             targets=targets,
             of_replicas=self.replicas,
         )

@@ -26,12 +26,19 @@ import numpy as np
 from funcpipe.core import Trace
 from funcpipe.errors import PlanError
 from funcpipe.scheduler.graph import Graph
-from funcpipe.scheduler.simulator.compiled_graph import CompiledGraph, GraphColumns, compile_graph, graph_columns
-from funcpipe.scheduler.simulator.costs import Cost, Costs, Timeline, costs_of
+from funcpipe.scheduler.simulator.compiled_graph import (
+    CompiledGraph,
+    GraphColumns,
+    compile_graph,
+    graph_arrays,
+    graph_columns,
+)
+from funcpipe.scheduler.simulator.costs import Cost, Costs, LostAttempt, Timeline, costs_of
 from funcpipe.scheduler.simulator.disturbances import UNDISTURBED, Disturbances, cold_starts, disturbed
 from funcpipe.scheduler.simulator.folded_graph import FoldedGraph, stand_for_others
 from funcpipe.scheduler.simulator.request_queues import UNLIMITED, Queues, RequestLimits, StepLimits, queues_of
 from funcpipe.scheduler.simulator.shared import SharedSimulator
+from funcpipe.scheduler.simulator.sweep import sweep
 from funcpipe.scheduler.tasks import Lane, Task
 
 
@@ -73,7 +80,26 @@ def play_folded(
         if queues is None or not queues.full:
             return replace(made, tasks=folded.tasks, rows=folded.rows)
     requests = None if limits is None else queues_of(limits.of_all(folded))
+    if requests is None and len(folded.starts) > SWEPT and replace(disturbances, failures=()).independent:
+        swept = _play_swept(folded, costs, disturbances)
+        if swept is not None:
+            return swept
     return _play(folded.tasks, folded.all_columns(), costs.rows(folded.rows), disturbances, requests)
+
+
+SWEPT = 256
+"""From so many workers on, all of them are played at a time (`sweep`); fewer are played faster event by event."""
+
+
+def _play_swept(folded: FoldedGraph, costs: Costs, disturbances: Disturbances) -> Timeline | None:
+    columns, costs = folded.joined_columns(), costs.rows(folded.rows)
+    arrays = graph_arrays(columns)
+    disturbances.check_workers(arrays.workers)
+    costs = disturbed(costs, columns, disturbances)
+    found = sweep(arrays, costs, cold_starts(len(arrays.workers), disturbances), disturbances.failures)
+    if found is None:
+        return None
+    return _timeline(folded.tasks, costs, found.starts_s.tolist(), found.ends_s.tolist(), found.attempts, found.lost)
 
 
 def _play(
@@ -84,7 +110,7 @@ def _play(
     requests: Queues | None,
     mirrors: int = 1,
 ) -> Timeline:
-    compiled = compile_graph(columns)
+    compiled = compile_graph(graph_arrays(columns))
     if mirrors == 1:
         disturbances.check_workers(compiled.workers)
     costs = disturbed(costs, columns, disturbances)
@@ -97,7 +123,19 @@ def _play(
     else:
         starts_s, ends_s = IndependentSimulator(compiled, costs, requests).play(starting_s)
         attempts, lost = [0] * compiled.tasks, ()
-    last = compiled.tasks
+    return _timeline(tasks, costs, starts_s, ends_s, attempts, lost)
+
+
+def _timeline(
+    tasks: Sequence[Task],
+    costs: Costs,
+    starts_s: list[float],
+    ends_s: list[float],
+    attempts: Sequence[int],
+    lost: tuple[LostAttempt, ...],
+) -> Timeline:
+    """Return the times of `tasks`, which come first in each list."""
+    last = len(tasks)
     _all_ended(tasks, ends_s[:last])
     return Timeline(
         tasks=tasks,

@@ -18,6 +18,7 @@ from funcpipe.scheduler.simulator.disturbances import Disturbances, Failure
 from funcpipe.scheduler.simulator.folded_graph import FoldedGraph, stand_for_others
 from funcpipe.scheduler.simulator.simulate import play, play_folded
 from funcpipe.scheduler.tasks import Task
+from tests.examples import at_most
 from tests.scheduler.shapes import chain_routes, drawn, shapes
 
 FEW_SECONDS, FEW_BYTES, FEW_LINKS = (0.0, 0.5, 1.0), (0, 10, 25), (10.0, 20.0)
@@ -90,6 +91,28 @@ def test_all_tasks_and_needs_are_those_of_the_whole_graph(step: tuple[StepShape,
     assert [tuple(each) for each in needs] == list(whole.needs)
     assert columns.replicas.tolist() == [task.replica for task in whole.tasks]
     assert columns.stages.tolist() == [task.stage for task in whole.tasks]
+
+
+@at_most(20)
+@given(folded_steps())
+def test_joins_stand_for_what_several_tasks_need(step: tuple[StepShape, FoldedGraph]) -> None:
+    whole, columns = build_graph(step[0]), step[1].joined_columns()
+    count = len(whole.tasks)
+    needs: list[list[int]] = [[] for _ in range(1 + max(count - 1, *columns.targets.tolist()))]
+    for source, target in zip(columns.sources.tolist(), columns.targets.tolist(), strict=True):
+        needs[target].append(source)
+    joins = needs[count:]
+    found = [[n for need in own for n in (joins[need - count] if need >= count else [need])] for own in needs[:count]]
+    assert [tuple(each) for each in found] == list(whole.needs)
+    assert all(len(join) > 1 and max(join) < count for join in joins)
+    assert columns.replicas.tolist() == [task.replica for task in whole.tasks]
+
+
+def test_joins_make_the_needs_of_barriers_few() -> None:
+    folded = FoldedGraph.of(small(Sync.THREE_PHASE, 64))
+    joined, whole = folded.joined_columns(), folded.all_columns()
+    assert len(joined.sources) < 5 * len(joined.kinds)
+    assert len(whole.sources) > 40 * len(whole.kinds)
 
 
 @given(folded_steps(), st.integers(0, 2**32), st.sampled_from([0.0, 0.01, 0.5]), st.booleans(), PLATFORMS)
