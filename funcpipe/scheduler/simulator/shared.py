@@ -64,7 +64,7 @@ class SharedSimulator:
         )
         self._core_class: list[int] = classes.tolist()
         self._processors: list[float] = kinds[classes].tolist()
-        self._contended = len(kinds)  # to be added to the class of a computation while bytes of its function move
+        self._contended = len(kinds) * (disturbances.contention > 1)  # added to a computation's class while bytes move
         slowed = [1.0] * len(kinds) + [1.0 / disturbances.contention] * len(kinds)
         self._cores = self._share([*kinds.tolist()] * 2, slowed, disturbances.shared_cores)
         weights = [1.0] * len(links)
@@ -200,7 +200,7 @@ class SharedSimulator:
         before = self._transferring[worker]
         after = self._transferring[worker] = before + change
         task = self._computing[worker]
-        if task >= 0 and not (before and after):
+        if task >= 0 and self._contended and not (before and after):
             left = self._cores.leave(task, self._now_s)
             self._cores.join(task, self._computes_in(task, worker), left, self._now_s)
 

@@ -79,6 +79,13 @@ def test_a_computation_is_slower_while_bytes_of_its_function_move() -> None:
     )
 
 
+def test_without_contention_transfers_do_not_touch_computations() -> None:
+    """Not even the last bit of their ends: in floating point, 0.2 + (0.9 - 0.2) is less than 0.9."""
+    graph = Graph((forward(0), put(0)), ((), ()))
+    late = Disturbances(failures=(Failure(worker=(0, 0), at_s=1e9, restart_s=1.0),))
+    assert ends(graph, [Cost(0.9), Cost(0.2, 10, 1000.0)], late)[0] == 0.9
+
+
 def test_who_cannot_use_its_share_of_a_capped_link_leaves_it_to_the_others() -> None:
     """Cap 10, links 2 and 100: the first moves 2 a second, the second 8, and 10 once the first is through."""
     graph = Graph((put(0), put(1)), ((), ()))
