@@ -73,6 +73,7 @@ def play_folded(
 
     Replicas that do the same are played once where they take the same time: if nothing is drawn or slower for one of
     them (`stand_for_others`), and no request waits for its store. Bytes, processors and requests are counted for all.
+    Where all are played, do not slow each other down and do not wait for a store, they are played together (`sweep`).
     """
     if folded.mirrors > 1 and stand_for_others(folded, costs, disturbances):
         queues = None if limits is None else limits.of_mirrors(folded)
@@ -80,15 +81,15 @@ def play_folded(
         if queues is None or not queues.full:
             return replace(made, tasks=folded.tasks, rows=folded.rows)
     requests = None if limits is None else queues_of(limits.of_all(folded))
-    if requests is None and len(folded.starts) > SWEPT and replace(disturbances, failures=()).independent:
+    if requests is None and len(folded.tasks) > SWEPT and replace(disturbances, failures=()).independent:
         swept = _play_swept(folded, costs, disturbances)
         if swept is not None:
             return swept
     return _play(folded.tasks, folded.all_columns(), costs.rows(folded.rows), disturbances, requests)
 
 
-SWEPT = 256
-"""From so many workers on, all of them are played at a time (`sweep`); fewer are played faster event by event."""
+SWEPT = 50_000
+"""More tasks than these are played for all workers at a time (`sweep`); fewer are played faster event by event."""
 
 
 def _play_swept(folded: FoldedGraph, costs: Costs, disturbances: Disturbances) -> Timeline | None:

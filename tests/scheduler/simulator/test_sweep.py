@@ -152,3 +152,90 @@ def test_two_workers_read_what_the_other_puts() -> None:
     found = swept(graph, costs_of(graph, lambda task: Cost(table[task])), Disturbances())
     assert found is not None
     assert (found.starts_s.tolist(), found.ends_s.tolist()) == ([0, 3, 0, 2], [2, 5, 3, 4])
+
+
+def compute(number: int, seconds: float) -> tuple[Task, Cost]:
+    return Task(Kind.FORWARD, 0, 0, micro_batch=number), Cost(seconds)
+
+
+def request(kind: Kind, number: int, seconds: float = 1.0, size: int = 0) -> tuple[Task, Cost]:
+    return Task(kind, 0, 0, part=number), Cost(seconds, size, 100.0)
+
+
+PUT, GET, PUT_BESIDE, GET_BESIDE = Kind.PUT_ACTIVATION, Kind.GET_ACTIVATION, Kind.PUT_SPLIT, Kind.GET_SPLIT
+
+DOUBTFUL = {
+    "a put ends, and so releases one before another one, all within a window": (
+        (request(PUT_BESIDE, 0, 1.0, 10), (Task(Kind.MERGE, 0, 0), Cost(0.0)), request(Kind.PUT_MERGED, 1, 1.0, 10)),
+        (compute(0, 1.5), request(PUT_BESIDE, 2, 1.0, 10)),
+        ((), (0,), (1,), (), (3,)),
+    ),
+    "a put ends, and so releases a get before another one, all within a window": (
+        (request(PUT_BESIDE, 0, 1.0, 10), request(GET, 0)),
+        (compute(0, 1.5), request(GET, 1)),
+        ((), (0,), (), (2,)),
+    ),
+    "there is room for a put when it may start": (
+        tuple(request(PUT_BESIDE, i, 1.0, 50) for i in range(4)),
+        (compute(0, 1.5), request(PUT_BESIDE, 4, 1.0, 50)),
+        ((), (), (), (), (), (4,)),
+    ),
+    "there is room for a get when it may start": (
+        tuple(request(GET, i) for i in range(4)),
+        (compute(0, 1.0), request(GET, 4)),
+        ((), (), (), (), (), (4,)),
+    ),
+    "there is room for later puts, which are released first, at the same moment": (
+        (compute(0, 1.0), compute(1, 0.0)),
+        tuple(request(PUT_BESIDE, i, 1.0, 10) for i in range(5)),
+        ((), (0,), (1,), (0,), (0,), (0,), (0,)),
+    ),
+    "a put and a computation end at the same moment, and each releases a put": (
+        (request(PUT_BESIDE, 0, 1.0, 200), request(PUT_BESIDE, 1, 1.0, 10)),
+        (compute(0, 3.0), request(PUT_BESIDE, 2, 1.0, 10)),
+        ((), (0,), (), (2,)),
+    ),
+    "a computation takes no time at the start, when a get may start too": (
+        (compute(0, 0.0), request(GET, 0), request(GET, 1)),
+        (),
+        ((), (0,), ()),
+    ),
+    "a put takes no time": ((compute(0, 1.0), request(PUT, 0, 0.0)), (), ((), (0,))),
+    "the later of two gets is released first, at the same moment": (
+        (compute(0, 1.0), compute(1, 0.0)),
+        (request(GET, 0), request(GET, 1)),
+        ((), (0,), (1,), (0,)),
+    ),
+    "the latency of a get is over when another one may start": (
+        (request(GET_BESIDE, 0, 1.0, 10),),
+        (compute(0, 1.0), request(GET, 1)),
+        ((), (), (1,)),
+    ),
+    "a get may start when the lane is free": (
+        (request(GET, 0), request(GET, 1, 2.0)),
+        (compute(0, 1.0), request(GET, 2)),
+        ((), (), (), (2,)),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", DOUBTFUL)
+def test_an_order_that_is_not_certain_is_noticed(case: str) -> None:
+    *tasks, needs = DOUBTFUL[case]
+    costs = dict((*tasks[0], *tasks[1]))
+    graph = Graph(tuple(costs), needs)
+    assert swept(graph, costs_of(graph, costs.__getitem__), Disturbances()) is None
+    assert max(play(graph, costs_of(graph, costs.__getitem__)).ends_s) > 0
+
+
+def test_a_death_at_the_moment_of_a_request_is_noticed() -> None:
+    costs = dict((compute(0, 1.0), request(PUT, 0)))
+    graph = Graph(tuple(costs), ((), (0,)))
+    table = costs_of(graph, costs.__getitem__)
+    found = [
+        swept(graph, table, Disturbances(failures=(Failure(worker=(0, 0), at_s=at_s, restart_s=1.0),)))
+        for at_s in (1.0, 1.5)
+    ]
+    assert found[0] is None
+    assert found[1] is not None
+    assert found[1].ends_s.tolist() == [3.5, 4.5]
