@@ -38,7 +38,7 @@ ROOMS = {
     "platforms": Size(6460, 104, 249),
     "profiler": Size(1019, 13, 44),
     "runstate": Size(2637, 41, 138),
-    "scheduler": Size(1651, 35, 59),
+    "scheduler": Size(2006, 42, 63),
     "show": Size(1757, 11, 98),
     "sweep": Size(1176, 22, 22),
     "testing": Size(840, 19, 23),
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 87_914, 82, 18
+MODULES, LINES, EXPORTED, VERBS = 591, 88_392, 82, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 
