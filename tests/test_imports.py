@@ -41,7 +41,7 @@ NEIGHBOURS = ("neighbours", "neighbours.provisioning", "neighbours.parameter_ser
 ABOVE = ("client", *NEIGHBOURS, "testing", "loggers", "api", "sweep", "show", "cli", "__init__", "__main__")
 """From below to the top: each may import all rooms, and those of `ABOVE` that come before it."""
 
-BASE = ("platforms.base", "platforms.wrappers", "platforms.process", "platforms.room", "platforms.function_group")
+BASE = tuple(f"platforms.{name}" for name in ("base", "wrappers", "process", "room", "gpus", "function_group"))
 """The modules of `platforms` that rooms below it lean on: the Protocols, and what is made of nothing else."""
 
 WITH_TORCH = {

@@ -187,9 +187,14 @@ class PlatformSpec(StoreTerms):
                 return size
         raise InvalidValue("size", name, f"must be one of {', '.join(size.name for size in self.sizes)}")
 
+    def device_memory_mb(self, name: str) -> int | None:
+        """Return the memory of the accelerator of the size called `name`; None if it has none, or is not offered."""
+        found = (size.accelerator for size in self.sizes if size.name == name)
+        return next((device.memory_mb for device in found if device is not None), None)
+
     def accelerates(self, name: str) -> bool:
         """Return True if functions of the size called `name`, if there is one, have an accelerator."""
-        return any(size.name == name and size.accelerator is not None for size in self.sizes)
+        return self.device_memory_mb(name) is not None
 
     def store(self, name: str) -> StoreSpec:
         """Return the store called `name`, "default" among them; raises InvalidValue with the names of all stores."""

@@ -76,8 +76,8 @@ class WorkerSpec(FunctionSpec):
     evaluates. The run began after `began_step` steps, and `validated` is the last validation of earlier generations.
     `account` is what the run had cost and taken. Trials of a sweep share code and data: these are those of the run
     `shared`, if it is named, and `recipe` is then how this run learns, in the place of what the code says. The first
-    function of the worker hands over after `first_life` of its lifetime, as a share. The stage is `accelerated` if it
-    computes on its function's accelerator.
+    function of the worker hands over after `first_life` of its lifetime, as a share. The stage computes on its
+    function's accelerator if it has `device_memory_mb` of that.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.worker/1"
@@ -99,7 +99,7 @@ class WorkerSpec(FunctionSpec):
     shared: str = ""
     recipe: str = field(default="", repr=False)
     first_life: float = field(default=1.0, metadata=IF_CHANGED)
-    accelerated: bool = field(default=False, metadata=IF_CHANGED)
+    device_memory_mb: int | None = field(default=None, metadata=IF_CHANGED)
 
     def __post_init__(self) -> None:
         FunctionSpec.__post_init__(self)

@@ -18,6 +18,7 @@ from funcpipe.core.stores import DEFAULT, KINDS, urls_by_kind
 from funcpipe.core.texts import url_parts, without_secrets
 from funcpipe.errors import InputError, InvalidValue
 from funcpipe.platforms.base import SHARE, Deployment, Platform, RequestMeter, Storage
+from funcpipe.platforms.gpus import usable_gpus
 from funcpipe.platforms.local.files import FileStorage
 from funcpipe.platforms.local.throttle import read_link
 from funcpipe.platforms.process import usable_memory_bytes, usable_processors
@@ -117,7 +118,7 @@ def _shipped(name: str) -> PlatformSpec:
 
 def _this_machine() -> Node:
     """This machine, whose processors all functions share, as many as there are."""
-    return Node(cpus=math.inf, memory_bytes=usable_memory_bytes())
+    return Node(cpus=math.inf, memory_bytes=usable_memory_bytes(), gpus=usable_gpus())
 
 
 def _check_runs(platform: str) -> None:

@@ -21,6 +21,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from funcpipe.core import MB
+from funcpipe.core.accelerator import CONTEXT_MB
 from funcpipe.errors import PlatformRefused
 from funcpipe.model.graph.program import Call, map_leaves
 from funcpipe.model.graph.reachable import reached_values
@@ -98,10 +100,11 @@ HOST = Device(torch.device("cpu"))
 """The function's processor."""
 
 
-def accelerator() -> Device:
+def accelerator(memory_mb: int) -> Device:
     """Return the accelerator of this function, set to compute deterministically.
 
-    Raises PlatformRefused if torch finds none.
+    Of its memory this process may take `memory_mb`, with what the driver takes for it: so others that share the device
+    have theirs. Raises PlatformRefused if torch finds none.
     """
     device = torch.accelerator.current_accelerator(check_available=True)
     if device is None:
@@ -110,6 +113,9 @@ def accelerator() -> Device:
             f"driver, and a build of torch for it (this one is {torch.__version__})"
         )
     compute_deterministically()
+    module = torch.get_device_module(device.type)
+    share = max(memory_mb - CONTEXT_MB, 1) * MB / module.mem_get_info()[1]
+    module.set_per_process_memory_fraction(min(share, 1.0))
     return Device(torch.device(device.type, torch.accelerator.current_device_index()))
 
 

@@ -59,7 +59,7 @@ def load_worker(
     """
     invoked, began_s = invoked or Invoked(), time.monotonic()
     stage, job = load_bundle(spec, storage, invoked, base=uploaded(spec).base)
-    device = accelerator() if spec.accelerated else HOST
+    device = HOST if spec.device_memory_mb is None else accelerator(spec.device_memory_mb)
     job.move(stage, device)
     loaded_s = time.monotonic() - began_s
     _log.info("loaded the code and tensors of stage %d in %.2f s", spec.stage, loaded_s)

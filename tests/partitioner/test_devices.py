@@ -27,7 +27,7 @@ from funcpipe.core import (
 from funcpipe.core.accelerator import Accelerator, Work
 from funcpipe.errors import Infeasible, InvalidValue, PlanError
 from funcpipe.partitioner.cost.evaluate import check_memory, evaluate
-from funcpipe.partitioner.cost.formulas import CONTEXT_BYTES, DRIVER_BYTES
+from funcpipe.partitioner.cost.formulas import DRIVER_BYTES
 from funcpipe.partitioner.explain import explain
 from funcpipe.partitioner.explain_text import render
 from funcpipe.partitioner.optimize import optimize
@@ -117,7 +117,7 @@ def test_a_stage_has_a_memory_on_the_device_and_one_on_the_host() -> None:
     first = evaluate(two_stages(spec, replicas=4), two_layers(spec), spec).stages[0]
     assert first.device is not None
     assert first.device.has_bytes == 4096 * MB
-    assert first.device.needs_bytes == CONTEXT_BYTES + 3 * 100 + 7 + 40 + 5
+    assert first.device.needs_bytes == 512 * MB + 3 * 100 + 7 + 40 + 5
     assert first.memory_bytes == 300 + DRIVER_BYTES + 3 * 100 + 2 * 100 + 2 * (10 + 10)
     plan = replace(two_stages(spec), estimate=evaluate(two_stages(spec), two_layers(spec), spec))
     assert from_text(Plan, to_text(plan), source="here") == plan

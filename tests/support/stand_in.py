@@ -1,9 +1,10 @@
 """A device that computes as this processor does, and on which nothing works that a GPU would refuse.
 
 Its tensors lie in memory that the host's operators cannot reach: an operator that is given a tensor of each fails, but
-for numbers of the host (tensors without dimensions), as on CUDA. What is copied each way is counted. It has random
-numbers of its own. It is torch's PrivateUse1 backend, so `torch.accelerator` finds it, autograd runs its backwards in a
-thread of the device, and optimisers choose the kernels that they choose on GPUs.
+for numbers of the host (tensors without dimensions), as on CUDA. What is copied each way is counted, and so is what it
+holds, which is limited. It has random numbers of its own. It is torch's PrivateUse1 backend, so
+`torch.accelerator` finds it, autograd runs its backwards in a thread of the device, and optimisers choose the kernels
+that they choose on GPUs.
 
 How it works: DLPack lets a tensor of the host and one of the device share memory, so an operator runs on tensors of the
 host in the place of those of the device.
@@ -18,6 +19,7 @@ import importlib
 import multiprocessing
 import threading
 import traceback
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -101,6 +103,40 @@ class _RandomNumbers:
 _RANDOM = _RandomNumbers()
 
 
+class _Memory:
+    """What tensors hold of the device's memory, at most a share of `TOTAL_BYTES`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()  # a tensor may go while another is counted
+        self._held: dict[int, int] = {}
+        self.bytes = self.peak_bytes = 0
+        self.limit_bytes = TOTAL_BYTES
+
+    def hold(self, tensor: Tensor) -> None:
+        """Count the memory of a tensor of the host, which is the device's from now on, until nothing refers to it."""
+        storage = tensor.untyped_storage()
+        place, size = storage.data_ptr(), storage.nbytes()
+        with self._lock:
+            if not size or place in self._held:
+                return
+            if self.bytes + size > self.limit_bytes:
+                raise torch.OutOfMemoryError(f"{NAME} out of memory: {self.bytes} and {size} of {self.limit_bytes}")
+            self._held[place] = size
+            self.bytes += size
+            self.peak_bytes = max(self.peak_bytes, self.bytes)
+        weakref.finalize(storage, self._free, place)
+
+    def _free(self, place: int) -> None:
+        with self._lock:
+            self.bytes -= self._held.pop(place)
+
+
+TOTAL_BYTES = 1 << 30
+"""The memory of the device."""
+
+_MEMORY = _Memory()
+
+
 class _Module:
     """What `torch.standin` has, as `torch.cuda` does."""
 
@@ -118,6 +154,21 @@ class _Module:
 
     def current_device(self) -> int:
         return 0
+
+    def mem_get_info(self, device: Any = None) -> tuple[int, int]:
+        return TOTAL_BYTES - _MEMORY.bytes, TOTAL_BYTES
+
+    def memory_allocated(self, device: Any = None) -> int:
+        return _MEMORY.bytes
+
+    def max_memory_allocated(self, device: Any = None) -> int:
+        return _MEMORY.peak_bytes
+
+    def reset_peak_memory_stats(self, device: Any = None) -> None:
+        _MEMORY.peak_bytes = _MEMORY.bytes
+
+    def set_per_process_memory_fraction(self, fraction: float, device: Any = None) -> None:
+        _MEMORY.limit_bytes = int(fraction * TOTAL_BYTES)
 
     def manual_seed_all(self, seed: int) -> None:
         _RANDOM.seed(seed)
@@ -148,6 +199,7 @@ def _shared(tensor: Tensor, kind: int) -> Tensor:
 
 
 def _on_device(tensor: Tensor) -> Tensor:
+    _MEMORY.hold(tensor)
     return _shared(tensor, _DEVICE)
 
 

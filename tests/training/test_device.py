@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from funcpipe.core import MB
 from funcpipe.errors import PlatformRefused
 from funcpipe.model.draws import DrawingOperators, reseed
 from funcpipe.model.graph import trace
@@ -67,7 +68,7 @@ def test_draws_on_the_device_are_seeded_and_seen() -> None:
 @on_stand_in
 def test_the_accelerator_computes_deterministically() -> None:
     with mock.patch.dict(os.environ, clear=True):
-        assert not accelerator().is_host
+        assert not accelerator(16_000).is_host
         assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8"
     assert torch.are_deterministic_algorithms_enabled()
     assert not torch.is_deterministic_algorithms_warn_only_enabled()
@@ -78,8 +79,25 @@ def test_the_accelerator_computes_deterministically() -> None:
 def test_a_function_without_an_accelerator_says_what_it_needs() -> None:
     none = mock.patch("torch.accelerator.current_accelerator", return_value=None)
     with none, pytest.raises(PlatformRefused, match="torch finds none here: the function needs a GPU, its driver"):
-        accelerator()
+        accelerator(16_000)
     assert HOST.is_host
+
+
+@on_stand_in
+def test_a_function_takes_no_more_of_the_device_than_its_size_has() -> None:
+    module = torch.get_device_module(NAME)
+    held = module.memory_allocated()
+    try:
+        accelerator(512 + 100)  # which is what the driver takes, and what is left for tensors
+        kept = torch.empty(90 * MB - held, dtype=torch.uint8, device=NAME)
+        with pytest.raises(torch.OutOfMemoryError):
+            torch.empty(10 * MB + 1, dtype=torch.uint8, device=NAME)
+        assert torch.empty(10 * MB, dtype=torch.uint8, device=NAME).nbytes + kept.nbytes + held == 100 * MB
+        del kept
+        assert module.memory_allocated() == held
+    finally:
+        accelerator(1_000_000)  # more than there is: all of it
+    assert torch.empty(200 * MB, dtype=torch.uint8, device=NAME).nbytes == 200 * MB
 
 
 META = Device(torch.device("meta"))
@@ -159,9 +177,12 @@ def test_the_accelerator_is_the_one_that_torch_has_chosen_and_computes_determini
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[None] = []
+    module = mock.Mock(**{"mem_get_info.return_value": (0, 1024 * MB)})
     monkeypatch.setattr("torch.accelerator.current_accelerator", lambda check_available: torch.device("meta"))
     monkeypatch.setattr("torch.accelerator.current_device_index", lambda: 0)
     monkeypatch.setattr("funcpipe.training.device.compute_deterministically", lambda: calls.append(None))
-    found = accelerator()
+    monkeypatch.setattr("torch.get_device_module", lambda kind: module)
+    found = accelerator(512 + 256)
+    module.set_per_process_memory_fraction.assert_called_once_with(0.25)
     assert found.empty(2, torch.float32).device.type == "meta"
     assert len(calls) == 1

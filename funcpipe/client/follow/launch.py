@@ -368,7 +368,7 @@ def upload(prepared: PreparedRun, keys: Keys) -> Iterator[WorkerSpec]:
                 validated=prepared.validations[-1] if prepared.validations else None,
                 shared="" if shared is None else code.run,
                 recipe="" if shared is None else shared.recipe,
-                accelerated=prepared.platform.spec.accelerates(job.plan.stages[number].size),
+                device_memory_mb=prepared.platform.spec.device_memory_mb(job.plan.stages[number].size),
             )
 
 

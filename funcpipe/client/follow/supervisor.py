@@ -308,7 +308,11 @@ class Supervisor:
     def _grow(self, spec: WorkerSpec, failure: str) -> None:
         """Give the stage of `spec` a larger size from now on; raises WorkerFailed."""
         stage, functions = spec.plan.stages[spec.stage], self._group.platform.spec
-        sizes = [size for size in self._prices.sizes if functions.accelerates(size.name) is spec.accelerated]
+        sizes = [
+            size
+            for size in self._prices.sizes
+            if functions.accelerates(size.name) is (spec.device_memory_mb is not None)
+        ]
         if not any(size.memory_mb > stage.memory_mb for size in sizes):
             raise WorkerFailed(f"{failure}; there is no larger function, {LESS_MEMORY}")
         if spec.faults.on_oom is OnOutOfMemory.FAIL:

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 
 from funcpipe.core import MB, ScheduleKind, StoreSpec, SyncWay
+from funcpipe.core.accelerator import CONTEXT_MB
 from funcpipe.partitioner.cost import Array, BoolArray
 from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.pipeline import StageCosts
@@ -169,14 +170,8 @@ def stage_costs(
     )
 
 
-CONTEXT_BYTES = 512 * MB
-"""What a process takes of an accelerator's memory before it holds any tensor: the CUDA context, and the kernels and
-workspaces of its libraries. An assumption until measured; 723 MiB were seen when all kernels were loaded at once
-(second-hand: discuss.pytorch.org/t/73021, 2020), since CUDA 11.7 they are as they are called.
-"""
-
 DRIVER_BYTES = 1024 * MB
-"""What the same libraries take of the host's memory: an assumption until measured."""
+"""What the libraries of an accelerator take of the host's memory: an assumption until measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -318,7 +313,7 @@ def _split(use: MemoryUse, loads: Loads, setting: Setting) -> MemoryUse:
         waste_bytes=np.where(on_device, 0.0, use.waste_bytes),
         data_bytes=use.data_bytes,
         device=MemoryUse(
-            base_bytes=np.full_like(like, CONTEXT_BYTES),
+            base_bytes=np.full_like(like, CONTEXT_MB * MB),
             state_bytes=device_state + np.zeros_like(like),
             activation_bytes=use.activation_bytes,
             waste_bytes=use.waste_bytes,

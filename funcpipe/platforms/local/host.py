@@ -27,6 +27,7 @@ from funcpipe.core.process import ENDING
 from funcpipe.core.start import Readiness, StartPart
 from funcpipe.errors import InvalidValue, PlatformError
 from funcpipe.platforms.base import Handle, Invoked, StartClock, State, Status
+from funcpipe.platforms.gpus import VISIBLE, FunctionGpu, placed_on, usable_gpus
 from funcpipe.platforms.local.function import fork, kill, status_of
 from funcpipe.platforms.local.limits import FunctionLimits, Groups, ImposedLimits
 from funcpipe.platforms.local.output import FunctionOutput, print_into
@@ -66,13 +67,14 @@ class _Function(HostedFunction):
     """A function that is a process of this machine.
 
     Its temporary files lie in the folder `temporary`, as in `/tmp` of a cloud function, and are deleted when it ends,
-    however it ends.
+    however it ends. `gpu` is what it has of one.
     """
 
     pid: int
     function_limits: FunctionLimits | None
     output: FunctionOutput
     temporary: str
+    gpu: FunctionGpu | None
     late: bool = False
 
 
@@ -95,6 +97,7 @@ class LocalHost(Host[_Function]):
         self._listener = listener
         self._selector = selector
         self._entry = _load(spec.entry)
+        self._gpus = usable_gpus() if any(size.accelerator for size in spec.spec.sizes) else ()
         has_templates = bool(spec.load) and limits is None and adopt_orphans()
         self._starts = Starts(self._make_template) if has_templates else None
         self._specs: dict[str, WatchSpec] = {}
@@ -156,10 +159,11 @@ class LocalHost(Host[_Function]):
         running, most = self._running(), self._spec.spec.max_functions
         if running >= most:
             raise PlatformError(f"{running} functions run, as many as {self._spec.spec.name} allows at once")
+        gpu = placed_on(self._gpus, self._spec.spec, size, beside=self._gpus_held())
         function_limits = None if self._limits is None else self._limits.of_function(size)
         invocation = json.loads(payload)
         run, run_key = invocation["run"], invocation.get("run_key", "")
-        function = self._start(run, worker, payload, function_limits)
+        function = self._start(run, worker, payload, function_limits, gpu)
         self._specs[run] = WatchSpec(storage=invocation["storage"], run=run, run_key=run_key, until_ended=True)
         handle = Handle(worker=worker, name=f"function {len(self._functions) + 1}, process {function.pid}")
         self._functions[handle.name] = function
@@ -167,32 +171,40 @@ class LocalHost(Host[_Function]):
             asyncio.get_running_loop().call_later(function_limits.lifetime_s, self._time_out, function)
         return handle
 
-    def _start(self, run: str, worker: str, payload: str, function_limits: FunctionLimits | None) -> _Function:
+    def _gpus_held(self) -> list[FunctionGpu]:
+        """Return what running functions have of GPUs."""
+        running = (function.gpu for function in self._functions.values() if not function.ended.is_set())
+        return [gpu for gpu in running if gpu is not None]
+
+    def _start(
+        self, run: str, worker: str, payload: str, limits: FunctionLimits | None, gpu: FunctionGpu | None
+    ) -> _Function:
         output = None
         try:
             temporary = tempfile.mkdtemp(prefix="tmp-", dir=self._folder)
             output = _output(worker, payload)
-            pid = self._fork(payload, function_limits, output, temporary)
+            variables = {"TMPDIR": temporary} | ({} if gpu is None else {VISIBLE: gpu.uuid})
+            pid = self._fork(payload, limits, output, variables)
         except OSError as error:
             if output is not None:
                 output.abandon()
-            if self._limits is not None and function_limits is not None:
-                self._limits.release(function_limits)
+            if self._limits is not None and limits is not None:
+                self._limits.release(limits)
             raise PlatformError(f"no function can be started: {error.strerror}") from error
         output.copy(asyncio.get_running_loop())
-        return _Function(run=run, pid=pid, function_limits=function_limits, output=output, temporary=temporary)
+        return _Function(run=run, pid=pid, function_limits=limits, output=output, temporary=temporary, gpu=gpu)
 
     def _fork(
-        self, payload: str, function_limits: FunctionLimits | None, output: FunctionOutput, temporary: str
+        self, payload: str, function_limits: FunctionLimits | None, output: FunctionOutput, variables: dict[str, str]
     ) -> int:
         """Return the number of the process of a new function."""
         start = None if self._starts is None else self._starts.begin(payload)
         try:
             if start is not None and start.template is not None:
-                request = {"payload": payload, "temporary": temporary, "log": output.path}
+                request = {"payload": payload, "variables": variables, "log": output.path}
                 with suppress(OSError):  # the template has ended, and the host does what it did
                     return start.template.fork(request, (*output.ends, start.says))
-            begun = partial(self._become, payload, function_limits, output, temporary, start)
+            begun = partial(self._become, payload, function_limits, output, variables, start)
             return fork(begun, lifeline=self._functions_end)
         finally:
             if start is not None:
@@ -208,7 +220,7 @@ class LocalHost(Host[_Function]):
         self._detached = True
 
     def _start_watchdog(self, spec: WatchSpec) -> _Function:
-        watchdog = self._start("", _WATCHDOG, to_text(spec), None)
+        watchdog = self._start("", _WATCHDOG, to_text(spec), None, None)
         self._functions[f"{_WATCHDOG} {watchdog.pid} of {spec.run}"] = watchdog
         return watchdog
 
@@ -231,12 +243,12 @@ class LocalHost(Host[_Function]):
         payload: str,
         function_limits: FunctionLimits | None,
         output: FunctionOutput,
-        temporary: str,
+        variables: dict[str, str],
         start: Start | None,
     ) -> None:
         """Turn this process, just forked, into a function."""
         _ = self._leave()
-        tempfile.tempdir = os.environ["TMPDIR"] = temporary
+        _take_on(variables)
         output.enter_function()
         if function_limits is None:
             if start is None:
@@ -252,7 +264,7 @@ class LocalHost(Host[_Function]):
     def _begin(self, request: Request, pipes: Sequence[int], loaded: object) -> None:
         """Turn a process that a template has forked into a function."""
         *ends, says = pipes
-        tempfile.tempdir = os.environ["TMPDIR"] = request["temporary"]
+        _take_on(request["variables"])
         print_into(ends, request["log"])
         clock = StartClock(Readiness.TEMPLATE, ready=tell(says))
         self._entry(request["payload"], Invoked(start=clock, template=loaded))
@@ -324,6 +336,12 @@ class LocalHost(Host[_Function]):
     def _end_if_alone(self) -> None:
         if not self._client_runs and not (self._detached and (self._running() or self._watchdogs)):
             self._over.set()
+
+
+def _take_on(variables: dict[str, str]) -> None:
+    """Have these variables in the environment of this process, just forked."""
+    os.environ |= variables
+    tempfile.tempdir = variables["TMPDIR"]
 
 
 def _load(entry: str) -> Callable[..., None]:

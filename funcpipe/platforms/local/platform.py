@@ -22,6 +22,7 @@ from funcpipe.core.json_form import from_plain
 from funcpipe.core.logs import RawLine
 from funcpipe.errors import InvalidValue, PlanError, PlatformError
 from funcpipe.platforms.base import Handle, PlainKeys, Status
+from funcpipe.platforms.gpus import check_room, usable_gpus
 from funcpipe.platforms.local.fork_server import ForkedHost, begin_to_load, fork_from_here, fork_host
 from funcpipe.platforms.local.output import read_logs
 from funcpipe.platforms.process import environment
@@ -51,7 +52,11 @@ class LocalPlatform(PlainKeys):
         return spec
 
     def check(self, plan: Plan, *, run_s: float | None = None) -> None:
-        """Accept every plan: functions of this machine cost nothing, and `invoke` says what is too large."""
+        """Raise PlatformRefused where GPUs of this machine have no room for all functions at once; `invoke` says what
+        else is too large.
+        """
+        if any(self.spec.accelerates(stage.size) for stage in plan.stages):
+            check_room(plan, self.spec, usable_gpus())
 
     def invoke(self, worker: Invocation) -> Handle:
         """Start a function and return at once."""
