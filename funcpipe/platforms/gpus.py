@@ -56,7 +56,7 @@ def read_gpus(text: str, visible: str | None = None) -> tuple[Gpu, ...]:
     for index, uuid, name, memory_mb, mig in rows:
         model = model_named(name, int(memory_mb)) if memory_mb.isdecimal() and mig != "Enabled" else None
         if model is not None:
-            found[index] = Gpu(model=model, free_mb=model.memory_mb, uuid=uuid, usd_h=hour_usd(model))
+            found[index] = Gpu(model=model, free_mb=model.memory_mb, label=uuid, usd_h=hour_usd(model))
     return tuple(found[index] for index in _visible(visible, {row[0]: row[1] for row in rows}) if index in found)
 
 
@@ -118,8 +118,8 @@ def placed_on(
     for other in beside:
         held[other.uuid] += other.memory_mb
     for gpu in known:
-        if replace(gpu, free_mb=gpu.free_mb - held[gpu.uuid]).parts_of(size):
-            return FunctionGpu(uuid=gpu.uuid, memory_mb=size.accelerator.memory_mb)
+        if replace(gpu, free_mb=gpu.free_mb - held[gpu.label]).parts_of(size):
+            return FunctionGpu(uuid=gpu.label, memory_mb=size.accelerator.memory_mb)
     raise PlatformError(
         f"no {size.accelerator.name} of this machine has {size.accelerator.memory_mb} MB left for a function of "
         f"the size {name}, beside those that run"

@@ -16,11 +16,11 @@ _LEAST_HOST_MB = 4096  # of functions with a GPU: its libraries alone take a GB
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """A GPU of a machine: its model, the memory that no function has, its number by the driver, dollars for an hour."""
+    """A GPU of a machine: its model, the memory that is free, what driver or cluster call it, dollars for an hour."""
 
     model: Accelerator
     free_mb: int
-    uuid: str = ""
+    label: str = ""
     usd_h: float = 0.0
 
     def parts_of(self, size: FunctionSize) -> int:

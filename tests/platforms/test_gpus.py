@@ -63,7 +63,7 @@ def test_the_tool_s_answer_is_read() -> None:
         ("L4", 23034, 0.8048),
         ("A100-80", 81920, 2.5),
     ]
-    assert found[0].uuid == T4
+    assert found[0].label == T4
     assert read_gpus("") == read_gpus("0, GPU-1, NVIDIA L4, [N/A], [N/A]\n") == ()
 
 
@@ -115,7 +115,7 @@ def small_plan(*sizes: str) -> Plan:
     return replace(plan, stages=tuple(replace(s, size=size) for s, size in zip(plan.stages, sizes, strict=True)))
 
 
-T4S = tuple(replace(read_gpus(ANSWER)[0], uuid=uuid) for uuid in ("first", "second"))
+T4S = tuple(replace(read_gpus(ANSWER)[0], label=label) for label in ("first", "second"))
 SPEC = with_gpus(load_spec("local"), [Node(cpus=math.inf, memory_bytes=math.inf, gpus=T4S)])
 PARTS = [size for size in SPEC.sizes if size.accelerator and size.memory_mb == 4096]
 

@@ -1,6 +1,7 @@
 """Ray clusters: their URLs, and their specification: sizes that fit on their nodes, at prices of shares of machines."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
@@ -10,7 +11,8 @@ from funcpipe.core import MB, FunctionSize, Plan, PlatformSpec
 from funcpipe.core.market import HOUR_S, Machine, Market
 from funcpipe.core.texts import url_parts
 from funcpipe.errors import InvalidValue, PlatformRefused
-from funcpipe.platforms.room import Node, largest_first, placed_at_once
+from funcpipe.platforms.gpus import model_named
+from funcpipe.platforms.room import Gpu, Node, largest_first, placed_at_once
 
 SCHEME = "ray"
 _RULE = (
@@ -169,7 +171,8 @@ def size_for(spec: PlatformSpec, name: str, memory_mb: int) -> FunctionSize:
     for size in spec.sizes:
         if size.name == name:
             return size
-    larger = next((size for size in spec.sizes if size.memory_mb >= memory_mb), spec.sizes[-1])
+    plain = [size for size in spec.sizes if size.accelerator is None]
+    larger = next((size for size in plain if size.memory_mb >= memory_mb), plain[-1])
     return replace(larger, name=name, memory_mb=memory_mb)
 
 
@@ -192,8 +195,38 @@ def check_plan(plan: Plan, spec: PlatformSpec, nodes: Sequence[Node], *, more: s
 
 
 def _sum(sizes: list[FunctionSize]) -> str:
-    return f"{sum(size.vcpu for size in sizes):g} CPUs and {sum(size.memory_mb for size in sizes)} MB"
+    names = [size.name for size in sizes if size.accelerator is not None]
+    gpus = f", with {' and '.join(f'{names.count(name)} of {name}' for name in dict.fromkeys(names))}," if names else ""
+    return f"{sum(size.vcpu for size in sizes):g} CPUs and {sum(size.memory_mb for size in sizes)} MB{gpus}"
 
 
 def _offer(nodes: Sequence[Node]) -> str:
-    return f"{sum(node.cpus for node in nodes):g} CPUs and {sum(node.memory_bytes for node in nodes) / MB:.0f} MB"
+    gpus = [gpu.model.name for node in nodes for gpu in node.gpus]
+    found = f", GPUs {', '.join(gpus)}," if gpus else ""
+    memory_mb = sum(node.memory_bytes for node in nodes) / MB
+    return f"{sum(node.cpus for node in nodes):g} CPUs and {memory_mb:.0f} MB{found}"
+
+
+_TYPE = "accelerator_type:"
+
+
+def node_of(resources: Mapping[str, float]) -> Node:
+    """Return what a node with these resources of Ray has for functions: its GPUs too, if their rates are known.
+
+    Of several labels of its GPUs the longest says most: beside `A100` there may be `A100-80G`.
+    """
+    labels = [name.removeprefix(_TYPE) for name in resources if name.startswith(_TYPE)]
+    label = max(labels, key=len, default="")
+    memory = re.search(r"-(\d+)G$", label, re.ASCII)
+    model = model_named(label, None if memory is None else int(memory[1]) * 1024)
+    count = 0 if model is None else int(resources.get("GPU", 0))
+    gpus = () if model is None else (Gpu(model=model, free_mb=model.memory_mb, label=label),) * count
+    return Node(cpus=resources.get("CPU", 0.0), memory_bytes=resources.get("memory", 0.0), gpus=gpus)
+
+
+def gpu_request(size: FunctionSize, nodes: Sequence[Node]) -> tuple[float, str | None]:
+    """Return how much of a GPU a function of that size asks Ray for, and of what type; 0 and None without one."""
+    for gpu in (gpu for node in nodes for gpu in node.gpus):
+        if size.accelerator is not None and gpu.model.name == size.accelerator.name:
+            return gpu.share_of(size), gpu.label
+    return 0.0, None

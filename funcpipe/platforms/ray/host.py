@@ -19,7 +19,7 @@ from funcpipe.platforms.ray.library import ray
 from funcpipe.platforms.ray.task import run_function
 from funcpipe.platforms.shared.host import STOPPED, Host, HostedFunction
 
-NAME = "functions-1"
+NAME = "functions-2"
 """The name of the actor; another number for another interface, so that clients of two versions can use one cluster."""
 
 _MOST_ENDED = 10_000
@@ -44,12 +44,25 @@ class FunctionHost(Host[_Function]):
         self._numbers = itertools.count(1)
         self._following: set[asyncio.Task[None]] = set()
 
-    async def invoke(self, run: str, worker: str, payload: str, cpus: float, memory_bytes: int | None) -> str:
-        """Start a function and return its name at once. Without `memory_bytes` it takes no memory into account."""
+    async def invoke(
+        self,
+        run: str,
+        worker: str,
+        payload: str,
+        cpus: float,
+        memory_bytes: int | None,
+        gpu: tuple[float, str | None] = (0.0, None),
+    ) -> str:
+        """Start a function and return its name at once. Without `memory_bytes` it takes no memory into account; `gpu`
+        is how much it has of a GPU, and of what type.
+        """
         name = f"{run}/{worker}/{self._nonce}-{next(self._numbers)}"
         options: dict[str, Any] = {"num_cpus": cpus, "max_retries": 0, "name": f"{run}/{worker}"}
         if memory_bytes is not None:
             options["memory"] = memory_bytes
+        share, label = gpu
+        if label is not None:
+            options |= {"num_gpus": share, "accelerator_type": label}
         task = ray.remote(run_function).options(**options)
         started = task.remote(NAME, self._namespace, name, payload, memory_bytes)
         self._functions[name] = self._followed(_Function(run=run, task=started, memory_bytes=memory_bytes))

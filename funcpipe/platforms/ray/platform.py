@@ -4,6 +4,7 @@ import contextlib
 import logging
 import os
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,10 @@ from funcpipe.platforms.base import Handle, PlainKeys, Status
 from funcpipe.platforms.local.output import log_file
 from funcpipe.platforms.process import usable_processors
 from funcpipe.platforms.ray import host
-from funcpipe.platforms.ray.cluster import RayAddress, Via, check_plan, size_for
+from funcpipe.platforms.ray.cluster import RayAddress, Via, check_plan, gpu_request, node_of, size_for
 from funcpipe.platforms.ray.connection import NAMESPACE, connect, connected
 from funcpipe.platforms.ray.library import NodeAffinitySchedulingStrategy, ray
-from funcpipe.platforms.room import Node, Offer, of_nodes
+from funcpipe.platforms.room import Node, Offer, of_nodes, with_gpus
 
 _log = logging.getLogger(__name__)
 
@@ -56,7 +57,8 @@ class RayPlatform(PlainKeys):
     def check(self, plan: Plan, *, run_s: float | None = None) -> None:
         """Raise PlatformRefused for a plan whose functions cannot run at once, nor ever will on these nodes."""
         more = "add nodes" if self._address.is_shared else "have Ray offer more: ray://local?cpus=N"
-        check_plan(plan, self._base, self._nodes(), more=more)
+        nodes = self._nodes()
+        check_plan(plan, with_gpus(self._base, nodes), nodes, more=more)
 
     def invoke(self, worker: Invocation) -> Handle:
         """Start a function and return at once; it waits in Ray's queue until there is room."""
@@ -66,8 +68,10 @@ class RayPlatform(PlainKeys):
                 f"the invocation payload of worker {worker.worker} has {len(payload.encode())} bytes, more than the "
                 f"{self._base.max_payload_bytes} that {self._base.name} takes; use fewer stages or shorter names"
             )
-        size = size_for(self._base, worker.size, worker.memory_mb)
-        name = self._ask("invoke", worker.run, worker.worker, payload, size.vcpu, size.memory_bytes)
+        nodes = self._known_nodes
+        size = size_for(with_gpus(self._base, nodes), worker.size, worker.memory_mb)
+        asked = size.vcpu, size.memory_bytes, gpu_request(size, nodes)
+        name = self._ask("invoke", worker.run, worker.worker, payload, *asked)
         if isinstance(worker, WorkerSpec):
             self._watched[worker.run] = WatchSpec(
                 storage=worker.storage, run=worker.run, run_key=worker.run_key, until_ended=True
@@ -102,10 +106,16 @@ class RayPlatform(PlainKeys):
             except (ray.exceptions.RayError, OSError) as error:
                 _log.warning("the logs of run %s are not kept: %s", run, error)
 
+    @cached_property
+    def _known_nodes(self) -> list[Node]:
+        """The nodes as they are when a function is first started."""
+        return self._nodes()
+
     def _nodes(self) -> list[Node]:
+        """Return the living nodes; without their GPUs where a machine's price is that of its processors and memory."""
         connect(self._address)
-        living = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        return [Node(cpus=found.get("CPU", 0.0), memory_bytes=found.get("memory", 0.0)) for found in living]
+        nodes = [node_of(node["Resources"]) for node in ray.nodes() if node["Alive"]]
+        return nodes if self._address.machine is None else [replace(node, gpus=()) for node in nodes]
 
     def _ask(self, method: str, *words: object) -> Any:
         connect(self._address)

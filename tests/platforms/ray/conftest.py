@@ -14,6 +14,9 @@ from tests.e2e import small
 from tests.ray_here import environment_of_ray
 
 CPUS, MEMORY_BYTES = 8, 16 * 2**30
+RESOURCES = {"memory": MEMORY_BYTES, "GPU": 1, "accelerator_type:Pretend": 1}
+"""What the node has besides: a GPU that is not there, of a type that is not known, so that nothing plans for it."""
+
 _FOLDER = Path(__file__).parent
 _ray = ExitStack()
 _address: list[RayAddress] = []
@@ -28,7 +31,7 @@ def _begun(folder: Path) -> Iterator[RayAddress]:
         gates = folder / "gates"
         gates.mkdir()
         patch.setenv(small.GATES, str(gates))
-        patch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps({"memory": MEMORY_BYTES}))  # whatever else runs here
+        patch.setenv("RAY_OVERRIDE_RESOURCES", json.dumps(RESOURCES))  # whatever else runs here
         patch.setattr(tempfile, "tempdir", str(sockets))
         with connected(RayAddress(via=Via.LOCAL, cpus=CPUS)) as found:
             patch.setattr(tempfile, "tempdir", None)

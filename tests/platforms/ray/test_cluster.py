@@ -10,10 +10,12 @@ from funcpipe.platforms.ray.cluster import (
     Via,
     at_prices_of,
     check_plan,
+    gpu_request,
+    node_of,
     parse_address,
     size_for,
 )
-from funcpipe.platforms.room import Node
+from funcpipe.platforms.room import Node, with_gpus
 from tests.e2e import small
 
 
@@ -150,3 +152,31 @@ def test_a_plan_that_has_room_is_accepted() -> None:
 def test_a_plan_that_ray_would_queue_for_ever_is_refused(nodes: list[Node], message: str) -> None:
     with pytest.raises(PlatformRefused, match=message):
         check_plan(sized(("1vCPU-1024MB", 1024), ("2vCPU-4096MB", 4096)), SPEC, nodes, more="add nodes")
+
+
+@pytest.mark.parametrize(
+    ("resources", "names", "memory_mb"),
+    [
+        ({"GPU": 2.0, "accelerator_type:L4": 1.0}, ["L4", "L4"], 22888),
+        ({"GPU": 1.0, "accelerator_type:A100": 1.0}, ["A100"], 40960),
+        ({"GPU": 1.0, "accelerator_type:A100": 1.0, "accelerator_type:A100-80G": 1.0}, ["A100-80"], 81920),
+        ({"GPU": 1.0, "accelerator_type:RTX6000": 1.0}, [], 0),
+        ({"GPU": 1.0}, [], 0),
+        ({"accelerator_type:L4": 1.0}, [], 0),
+    ],
+)
+def test_gpus_of_nodes_are_those_of_known_types(resources: dict[str, float], names: list[str], memory_mb: int) -> None:
+    found = node_of({"CPU": 4.0, "memory": 2.0**33} | resources)
+    assert (found.cpus, found.memory_bytes) == (4, 2**33)
+    assert [gpu.model.name for gpu in found.gpus] == names
+    assert {gpu.free_mb for gpu in found.gpus} == ({memory_mb} if names else set())
+
+
+def test_functions_ask_for_their_share_of_a_gpu_of_its_type() -> None:
+    nodes = [node_of({"CPU": 8.0, "memory": 2.0**35, "GPU": 1.0, "accelerator_type:A100-80G": 1.0})]
+    spec = with_gpus(SPEC, nodes)
+    names = {"1vCPU-4096MB": (0, None)} | {
+        f"1vCPU-4096MB-A100-80{part}": (share, "A100-80G") for part, share in (("", 1), ("-1of2", 0.5), ("-1of4", 0.25))
+    }
+    assert {name: gpu_request(spec.size(name), nodes) for name in names} == names
+    assert size_for(spec, "4000MB", 4000).accelerator is None, "a plan for another platform gets no GPU"

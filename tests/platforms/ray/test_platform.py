@@ -9,10 +9,13 @@ from pathlib import Path
 import pytest
 
 from funcpipe.core import ProbeSpec
+from funcpipe.core.accelerator import Accelerator
 from funcpipe.errors import PlanError, PlatformError, PlatformRefused
 from funcpipe.platforms.base import Cause, Platform, State, Status, Storage
 from funcpipe.platforms.catalog import load_spec, open_platform, open_storage
+from funcpipe.platforms.gpus import known_accelerators
 from funcpipe.platforms.ray.cluster import RayAddress
+from funcpipe.platforms.ray.library import ray
 from funcpipe.testing.platform_contract import PlatformContract, ended
 from tests.e2e import small
 from tests.platforms.kept_logs import assert_logs_are_kept
@@ -70,6 +73,48 @@ def test_what_it_offers_is_what_fits_on_its_node(platform: Platform, cluster: Ra
     platform.check(small.plan(4, 2))
     with pytest.raises(PlatformRefused, match="the plan needs 10 CPUs and 10240 MB at once, the cluster has 8 CPUs"):
         platform.check(small.plan(5, 2))
+
+
+PRETEND = Accelerator(
+    name="Pretend", memory_mb=8000, vcpu_equivalents=40.0, fp32_tflop_s=8.0, memory_gb_s=300.0, host_device_gb_s=10.0
+)
+
+
+def test_functions_with_a_part_of_a_gpu_ask_ray_for_it(
+    platform: Platform, storage_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Three halves of the one GPU: the third waits in Ray's queue, as `check` says before."""
+    assert not any(size.accelerator for size in platform.spec.sizes)
+    table = replace(known_accelerators(), accelerators=(PRETEND,), usd_h={"Pretend": 1.0})
+    monkeypatch.setattr("funcpipe.platforms.gpus.known_accelerators", lambda: table)
+    platform, half = open_platform(platform.url), "1vCPU-4096MB-Pretend-1of2"
+    device = platform.spec.size(half).accelerator
+    assert device is not None
+    assert device.memory_mb == 4000
+    plan = small.plan(3, 1)
+    plan = replace(plan, stages=tuple(replace(stage, size=half, memory_mb=4096) for stage in plan.stages))
+    with pytest.raises(PlatformRefused, match=f"3 of {half}, at once, the cluster has .* GPUs Pretend, on 1 nodes"):
+        platform.check(plan)
+    platform.check(replace(plan, stages=plan.stages[:2]))
+    assert platform.spec.size(half).price_usd_s == 0
+
+    def left() -> tuple[float, float]:
+        found = ray.available_resources()
+        return found.get("GPU", 0.0), found.get("CPU", 0.0)
+
+    wait_until(lambda: left() == (1, 8))
+    handles = []
+    try:
+        for free in ((0.5, 7), (0, 6), (0, 6)):
+            spec = replace(probe(platform, storage_url, run="halves"), size=half, memory_mb=4096)
+            handles.append(platform.invoke(spec))
+            wait_until(lambda free=free: left() == free)  # type: ignore[misc]
+        types = ray.available_resources()["accelerator_type:Pretend"]
+        assert types == pytest.approx(1 - 2 * 0.001), "which is what a task takes of its type"
+    finally:
+        for handle in handles:
+            platform.stop(handle)
+    wait_until(lambda: left() == (1, 8))
 
 
 def test_a_killed_function_and_one_that_is_stopped_while_it_waits(platform: Platform, storage_url: str) -> None:
