@@ -21,7 +21,7 @@ from funcpipe.core.distribution import needed_from
 from funcpipe.core.process import say, write_out
 from funcpipe.core.settings import KEEP_DAYS, LEAST_KEEP_DAYS
 from funcpipe.errors import InputError
-from funcpipe.platforms.catalog import load_market, load_spec
+from funcpipe.platforms.catalog import load_market, load_spec, with_gpu_instances
 
 _SKY = "sky"
 
@@ -112,7 +112,8 @@ class Aliyun(Cloud):
         from funcpipe.platforms.aliyun.template import container_package
         from funcpipe.platforms.shared.package import read_requirements
 
-        return container_package(read_requirements(options.requirements), options.base_image)
+        cuda = self.shape(options).has_gpus
+        return container_package(read_requirements(options.requirements), options.base_image, cuda=cuda)
 
     def shape(self, options: Options) -> Any:
         """The functions and their surroundings. Raises InputError."""
@@ -127,7 +128,7 @@ class Aliyun(Cloud):
         if options.region:
             check_registry(options.repository, options.region, options.registry_instance)
         return shape_of(
-            load_spec(options.spec or self.spec),
+            with_gpu_instances(load_spec(options.spec or self.spec)),
             sizes=_sizes(options),
             repository=options.repository,
             registry_instance=options.registry_instance,

@@ -319,7 +319,7 @@ def open_deployment(url: str, *, meter: RequestMeter | None = None, known: Platf
                 from funcpipe.platforms.aliyun.functions import AliyunPlatform
 
             domain, account = options.pop("domain", None), aliyun.Account(**options)
-            spec = priced_in(load_spec(parts.scheme), account.region)
+            spec = priced_in(with_gpu_instances(load_spec(parts.scheme)), account.region)
             spec = spec if known is None else replace(spec, max_functions=known.max_functions)
             return AliyunPlatform(spec, account, deployment=parts.netloc, domain=domain)
         case _:
@@ -328,6 +328,13 @@ def open_deployment(url: str, *, meter: RequestMeter | None = None, known: Platf
                 without_secrets(url),
                 "must be local, ray://…, or a deployment such as aws-lambda://funcpipe?region=eu-central-1",
             )
+
+
+def with_gpu_instances(spec: PlatformSpec) -> PlatformSpec:
+    """Return `spec` with the sizes of the specification of the same platform's functions with GPUs, if there is one."""
+    name = f"{spec.name}-gpu"
+    more = _shipped(name).sizes if name in spec_names() else ()
+    return replace(spec, sizes=tuple(sorted((*spec.sizes, *more), key=lambda size: size.memory_mb)))
 
 
 def _is_redis(scheme: str) -> bool:

@@ -28,6 +28,16 @@ from tests.contract.oss_server import REGION
 _FUNCTION = re.compile(r"/2023-03-30/functions/(?P<name>[\w-]+)(?P<rest>/.*)?")
 
 
+GPU_INSTANCES: dict[tuple[str, int], tuple[list[float], range | list[int]]] = {
+    ("fc.gpu.tesla.1", 16384): ([n / 20 for n in range(1, 161)], range(128, 32769)),
+    ("fc.gpu.ampere.1", 24576): ([n / 20 for n in range(1, 161)], range(128, 32769)),
+    ("fc.gpu.ada.1", 49152): ([4, 8, 16], [32768, 65536, 98304]),
+    ("fc.gpu.hopper.1", 98304): ([16], [98304]),
+}
+"""The processors and the memory in MB that go with a whole card and its memory: the vendor's FAQ about billing, 2026;
+of ampere.1 an assumption, from older pages.
+"""
+
 _STATUSES = {"ResourceExhausted": 429, "ResourceThrottled": 503, "InternalServerError": 500}
 """The statuses of errors other than refusals (alibabacloud.com/help/en/functioncompute/error-codes, 2026-09)."""
 
@@ -211,8 +221,16 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _keep(self, value: dict[str, Any]) -> None:
         assert value["runtime"] == "custom-container"
-        assert 1 <= value["memorySize"] / 1024 / value["cpu"] <= 4
         assert value["memorySize"] % 64 == 0
+        if "gpuConfig" in value:
+            gpu = value["gpuConfig"]
+            assert (gpu["gpuType"], gpu["gpuMemorySize"]) in GPU_INSTANCES
+            vcpu, memory_mb = GPU_INSTANCES[gpu["gpuType"], gpu["gpuMemorySize"]]
+            assert value["cpu"] in vcpu
+            assert value["memorySize"] in memory_mb
+        else:
+            assert value["memorySize"] <= 32768
+            assert 1 <= value["memorySize"] / 1024 / value["cpu"] <= 4
         assert value["role"], "without which functions cannot write logs"
         if hook := value.get("instanceLifecycleConfig", {}).get("initializer"):
             assert len(hook.keys() & {"handler", "command"}) == 1

@@ -27,7 +27,7 @@ from funcpipe.platforms.aliyun.account import (
 from funcpipe.platforms.aliyun.resources import LOG_DAYS, LOG_STORE, Bucket, LogService
 from funcpipe.platforms.aliyun.template import Shape
 from funcpipe.platforms.shared.cloud import SECRET, new_secret
-from funcpipe.platforms.shared.package import Docker, Package
+from funcpipe.platforms.shared.package import MOST_IMAGE_BYTES, Docker, Package
 
 _RAM = "2015-05-01"
 _ROTATE = "DeleteOldestNonDefaultVersionWhenLimitExceeded"  # a policy has at most 5 versions
@@ -88,6 +88,8 @@ class Deployer:
     def deploy(self, shape: Shape, package: Package) -> Deployed:
         """Create or update the parts of `shape`; what is up to date is left alone."""
         account = self._account
+        if shape.has_gpus and not package.has_cuda:
+            raise PlatformRefused("functions with a GPU need an image with CUDA, and this one has torch without it")
         check_registry(shape.repository, account.region, shape.registry_instance)
         bucket = bucket_name(shape.name, account.number, account.region)
         self._say(f"account {account.number}, region {account.region}, bucket {bucket}")
@@ -169,7 +171,9 @@ class Deployer:
             self._say(f"the image {package.digest} is there")
         else:
             self._say(f"building the image {package.digest}")
-            self._docker.build(package, image)
+            most_bytes = template.MOST_GPU_IMAGE_BYTES if shape.has_gpus else MOST_IMAGE_BYTES
+            size = self._docker.build(package, image, most_bytes=most_bytes)
+            self._say(f"the image has {size / 1e9:.1f} GB unpacked, {'with' if package.has_cuda else 'without'} CUDA")
             self._docker.push(image)
         return image
 
@@ -202,7 +206,8 @@ class Deployer:
         with explained(f"making {name}"):
             found = self._found(lambda: self._client.get_function(name, models.GetFunctionRequest()))
             if found is None:
-                self._say(f"making {name}: {wanted['cpu']:g} vCPU, {wanted['memorySize']} MB")
+                gpu = f", {wanted['gpuConfig']['gpuType']}" if "gpuConfig" in wanted else ""
+                self._say(f"making {name}: {wanted['cpu']:g} vCPU, {wanted['memorySize']} MB{gpu}")
                 body = models.CreateFunctionInput().from_map(wanted)
                 self._client.create_function(models.CreateFunctionRequest(body=body))
             elif found.body.state in _LEFT or not _holds(found.body.to_map(), wanted):

@@ -26,6 +26,7 @@ from funcpipe.platforms.aliyun.account import (
     storage_by_domain,
     storage_url,
 )
+from funcpipe.platforms.aliyun.cards import card_of
 from funcpipe.platforms.aliyun.endings import read_logs, status_of
 from funcpipe.platforms.base import Handle, State, Status, StorageUrls
 from funcpipe.platforms.shared.cloud import SECRET, Capacity, CloudPlatform, Polling
@@ -220,6 +221,9 @@ class AliyunPlatform(CloudPlatform):
             raise PlatformRefused(f"there is no function {name} in {self._region}; {deploy}")
         if (found.memory_size, found.cpu) != (size.memory_mb, size.vcpu):
             raise PlatformRefused(f"{name} has {found.cpu:g} vCPU and {found.memory_size} MB: it was changed; {deploy}")
+        card, gpu = card_of(size), found.gpu_config
+        if (gpu.gpu_type if gpu else None) != (card.kind if card else None):
+            raise PlatformRefused(f"{name} has {gpu.gpu_type if gpu else 'no GPU'}: it was changed; {deploy}")
         if (found.state or "Active") != "Active":
             raise PlatformRefused(f"{name} is {found.state}: {found.state_reason}; {deploy}")
         if found.last_update_status == "Failed":

@@ -9,6 +9,7 @@ from funcpipe.core import FunctionSize, PlatformSpec, WatchSpec, checks, to_text
 from funcpipe.core.settings import KEEP_DAYS, LEAST_KEEP_DAYS
 from funcpipe.errors import InvalidValue
 from funcpipe.platforms.aliyun.account import function_name, platform_url, watchdog_name
+from funcpipe.platforms.aliyun.cards import card_of
 from funcpipe.platforms.aliyun.resources import LOG_STORE
 from funcpipe.platforms.shared.cloud import SECRET
 from funcpipe.platforms.shared.deployment import DataBucket
@@ -25,6 +26,10 @@ _MEMORY_RULE = (
     f"must be 128 to {_MOST_MEMORY_MB} MB, the most of functions without a GPU, in steps of {_MEMORY_STEP_MB}"
 )
 _VCPU_STEP = 0.05
+
+
+MOST_GPU_IMAGE_BYTES = 15 * 1024**3
+"""The largest image of a function with a GPU; the vendor's quotas of 2026 say 30 GB, those of 2024 15."""
 _WATCHDOG_VCPU, _WATCHDOG_MB = 0.25, 256
 _WATCHDOG_S = 240  # several times what it takes until a silent function counts as lost
 TIMER = "every-minute"
@@ -70,6 +75,11 @@ class Shape:
         for size in self.sizes:
             _check(size)
 
+    @property
+    def has_gpus(self) -> bool:
+        """True if some of its functions have a GPU."""
+        return any(size.accelerator is not None for size in self.sizes)
+
 
 def shape_of(
     spec: PlatformSpec,
@@ -94,9 +104,12 @@ def shape_of(
     )
 
 
-def container_package(extra: tuple[str, ...] = (), base: str | None = None) -> Package:
-    """Return the package of the image, on the image `base`; `extra` are requirements of the user's model."""
-    return make_package(_COMMAND, ("oss2", "alibabacloud_fc20230330"), extra, base)
+def container_package(extra: tuple[str, ...] = (), base: str | None = None, *, cuda: bool = False) -> Package:
+    """Return the package of the image, on the image `base`; `extra` are requirements of the user's model.
+
+    With `cuda` it has torch for GPUs.
+    """
+    return make_package(_COMMAND, ("oss2", "alibabacloud_fc20230330"), extra, base, cuda=cuda)
 
 
 def function_properties(
@@ -106,8 +119,11 @@ def function_properties(
 
     Its Initializer hook is a request to the container, `/initialize`; the hook's handler, the API's example, is unused.
     """
+    card = card_of(size)
+    gpu = {} if card is None else {"gpuConfig": {"gpuType": card.kind, "gpuMemorySize": card.memory_gb * 1024}}
     return {
         **_container(shape, image, role, logs, secret),
+        **gpu,
         "functionName": function_name(shape.name, size.name),
         "cpu": size.vcpu,
         "memorySize": size.memory_mb,
@@ -281,6 +297,12 @@ def expiry_rules(shape: Shape) -> Mapping[str, int]:
 
 def _check(size: FunctionSize) -> None:
     """Raise InvalidValue for a size that Function Compute has not."""
+    card = card_of(size)
+    if card is not None:
+        if not card.admits(size) or size.memory_mb % _MEMORY_STEP_MB:
+            known = f"{_of(card.vcpu)} vCPU and {_of(card.host_mb)} MB"
+            raise InvalidValue("size", size.name, f"must have, with a {card.kind}, {known}")
+        return
     ratio = size.memory_mb / 1024 / size.vcpu
     steps = size.vcpu / _VCPU_STEP
     if size.memory_mb % _MEMORY_STEP_MB or not 128 <= size.memory_mb <= _MOST_MEMORY_MB:
@@ -289,3 +311,7 @@ def _check(size: FunctionSize) -> None:
         raise InvalidValue("vcpu", size.vcpu, f"must be 0.05 to {_MOST_VCPU:g} in steps of 0.05")
     if not 1 <= ratio <= 4:
         raise InvalidValue("size", size.name, "must have 1 to 4 GB of memory for each vCPU")
+
+
+def _of(values: float | tuple[float, ...]) -> str:
+    return " or ".join(f"{value:g}" for value in values) if isinstance(values, tuple) else f"at most {values:g}"

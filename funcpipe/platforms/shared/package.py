@@ -38,6 +38,7 @@ _IMAGE = re.compile(
 
 _COMPILED = ".abi3.so"
 _TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
+_CPU_ALONE = "+cpu"
 _EPOCH = (1980, 1, 1, 0, 0, 0)  # the first moment that zip knows: equal files make equal archives
 _FILE_MODE, _FOLDER_MODE = 0o644, 0o755
 _UNIX = 3  # for zip: modes are those of Unix
@@ -59,6 +60,11 @@ class Package:
         for path, data in sorted(self.files.items()):
             total.update(f"{path}\0{len(data)}\0".encode() + data)
         return total.hexdigest()[:32]
+
+    @property
+    def has_cuda(self) -> bool:
+        """True if torch in it is built for GPUs."""
+        return _CPU_ALONE not in self.files["requirements.txt"].decode()
 
     def write(self, folder: Path) -> None:
         """Write the files below `folder`, such that everybody can read them, as in an archive."""
@@ -88,14 +94,22 @@ class Package:
 
 
 def make_package(
-    command: Sequence[str], needed: Sequence[str], extra: Sequence[str] = (), base: str | None = None
+    command: Sequence[str],
+    needed: Sequence[str],
+    extra: Sequence[str] = (),
+    base: str | None = None,
+    *,
+    cuda: bool = False,
 ) -> Package:
     """The package of a function that begins with `command`, on the image `base`, by default of Python as it is here.
 
     `needed` are the distributions that the cloud's entry needs besides funcpipe's own, in the versions installed here;
-    `extra` are requirements as pip reads them, for what the user's model imports.
+    `extra` are requirements as pip reads them, for what the user's model imports. With `cuda` torch is the usual build
+    of PyPI, which brings CUDA's libraries along, and not that for processors alone.
     """
     requirements = [f"--extra-index-url {_TORCH_INDEX}", *_own_requirements(), *map(_pinned, needed), *extra]
+    if cuda:
+        requirements = [text.replace(_CPU_ALONE, "") for text in requirements[1:]]
     files = shipped_files(command)
     files["requirements.txt"] = ("\n".join(requirements) + "\n").encode()
     files["Dockerfile"] = _dockerfile(command, base).encode()
@@ -175,7 +189,7 @@ def _pinned(name: str) -> str:
         version = metadata.version(name)
     except metadata.PackageNotFoundError:
         raise InvalidValue("the environment", name, "must have every package that functions need; install it") from None
-    return f"{name}=={version.partition('+')[0]}{'+cpu' if name == 'torch' else ''}"
+    return f"{name}=={version.partition('+')[0]}{_CPU_ALONE if name == 'torch' else ''}"
 
 
 def _sources(folder: Traversable, prefix: str = "") -> Iterator[tuple[str, bytes]]:
@@ -235,17 +249,18 @@ class Docker:
         except OSError:
             return False
 
-    def build(self, package: Package, image: str) -> None:
-        """Make `image` from `package`; raises PlatformRefused if it is larger than clouds admit."""
+    def build(self, package: Package, image: str, *, most_bytes: int = MOST_IMAGE_BYTES) -> int:
+        """Make `image` from `package` and return its bytes; raises PlatformRefused if there are more than admitted."""
         with tempfile.TemporaryDirectory(prefix="funcpipe-image-") as folder:
             package.write(Path(folder))
             self._do("build", "--platform", "linux/amd64", "--provenance=false", "--tag", image, folder)  # no index
         size = int(self._do("image", "inspect", "--format", "{{.Size}}", image))
-        if size > MOST_IMAGE_BYTES:
+        if size > most_bytes:
             raise PlatformRefused(
-                f"the image has {size / 1e9:.1f} GB, functions admit {MOST_IMAGE_BYTES / 1e9:.1f} GB unpacked; "
+                f"the image has {size / 1e9:.1f} GB, functions admit {most_bytes / 1e9:.1f} GB unpacked; "
                 "take packages out of --requirements"
             )
+        return size
 
     def login(self, registry: str, *, user: str, password: str) -> None:
         """Log in to a registry; the password is not among the arguments."""
