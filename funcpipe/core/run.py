@@ -195,7 +195,9 @@ class WorkerReport:
     `retryable` says whether another attempt may succeed; `out_of_memory` whether the failure was a lack of memory.
     It is billed for `alive_s`; `uses` says what these seconds went to, by the names of `Use`. Its first step was
     `first_step`, None if it never came so far. `instructions` are those of its processor that torch used. `by_kind` are
-    its requests for each kind of object, and `start` is what its start took.
+    its requests for each kind of object, and `start` is what its start took. `peak_device_bytes` is the most that it
+    used of an accelerator, with what the driver is taken to need; `exhausted_device_mb` is what it had of one whose
+    memory was used up.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.report/1"
@@ -224,6 +226,8 @@ class WorkerReport:
     uses: Mapping[str, float] = field(default_factory=dict, hash=False)
     first_step: int | None = None
     start: StartTimes | None = None
+    peak_device_bytes: int = field(default=0, metadata=IF_CHANGED)
+    exhausted_device_mb: int | None = field(default=None, metadata=IF_CHANGED)
 
     @property
     def counts(self) -> CountsByKind:

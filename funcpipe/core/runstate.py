@@ -227,6 +227,7 @@ class Heartbeat:
     and `by_kind` the same for each kind of object; older heartbeats lack it. `run_usd` has the hours of stores.
     `saved_step` is the newest step whose checkpoint the worker knows of; `sent_at_s` is the time by its own clock.
     `instructions` are those of its processor that torch uses. `start` is what its start took, once that is over.
+    `device_bytes` is the most that it has used of its accelerator.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.heartbeat/1"
@@ -251,6 +252,7 @@ class Heartbeat:
     requests: RequestCounts = field(default_factory=RequestCounts)
     by_kind: CountsByKind | None = None
     start: StartTimes | None = None
+    device_bytes: int = field(default=0, metadata=IF_CHANGED)
 
     @property
     def counts(self) -> CountsByKind:

@@ -116,7 +116,17 @@ def accelerator(memory_mb: int) -> Device:
     module = torch.get_device_module(device.type)
     share = max(memory_mb - CONTEXT_MB, 1) * MB / module.mem_get_info()[1]
     module.set_per_process_memory_fraction(min(share, 1.0))
+    module.reset_peak_memory_stats()
     return Device(torch.device(device.type, torch.accelerator.current_device_index()))
+
+
+def peak_bytes() -> int:
+    """Return the most memory that this process has used of its accelerator, with what the driver is taken to need."""
+    device = torch.accelerator.current_accelerator(check_available=True)
+    if device is None:
+        return 0
+    tensors: int = torch.get_device_module(device.type).max_memory_allocated()
+    return CONTEXT_MB * MB + tensors
 
 
 def compute_deterministically() -> None:

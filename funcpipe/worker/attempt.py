@@ -35,6 +35,7 @@ from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import CLOSING, Lease
 from funcpipe.runstate.replica_marks import instruction_set
 from funcpipe.runstate.signing import OneKey, SignedStorage
+from funcpipe.training.device import peak_bytes
 from funcpipe.training.stage_job import LoadedStage
 from funcpipe.worker.progress import TimeAccount
 from funcpipe.worker.setup import lease_of, load_worker, uploaded
@@ -193,6 +194,8 @@ class Attempt:
             retryable=isinstance(cause, StorageError | CorruptMessage),
             out_of_memory=isinstance(cause, MemoryError | torch.OutOfMemoryError)
             or any(text in str(cause) for text in _NO_MEMORY),
+            peak_device_bytes=0 if self._spec.device_memory_mb is None else peak_bytes(),
+            exhausted_device_mb=self._spec.device_memory_mb if isinstance(cause, torch.OutOfMemoryError) else None,
         )
         still = RequestCounts(puts=1)  # this report, and what comes after it
         if report.is_final:

@@ -291,4 +291,5 @@ class Worker:
             requests=counts.total,
             by_kind=counts,
             start=None if self.account.first_step is None else self.account.start.times,
+            device_bytes=self.progress.peak_device_bytes,
         )

@@ -15,6 +15,7 @@ from funcpipe.core import CountsByKind, Event, RequestCounts, RunAccount, Use, W
 from funcpipe.core.trace import uses_of
 from funcpipe.platforms.base import Invoked, StartClock
 from funcpipe.runstate.halt import BudgetGuard
+from funcpipe.training.device import peak_bytes
 
 
 class WorkerProgress:
@@ -23,6 +24,7 @@ class WorkerProgress:
     def __init__(self, spec: WorkerSpec, invoked: Invoked, *, steps: int) -> None:
         self._account = spec.account
         self._invoked = invoked
+        self._accelerated = spec.device_memory_mb is not None
         self.workers = len(spec.plan.stages) * spec.plan.replicas
         self._own = self._others = self._for_all = CountsByKind()
         self.budget = BudgetGuard(spec.limits, spec.account, spec.faults.heartbeat_s, requests_usd=self._requests_usd)
@@ -53,6 +55,11 @@ class WorkerProgress:
     def peak_memory_bytes(self) -> int:
         """The most memory that this function has used."""
         return self._invoked.memory.peak_bytes()
+
+    @property
+    def peak_device_bytes(self) -> int:
+        """The most memory that this function has used of its accelerator; 0 where it has none."""
+        return peak_bytes() if self._accelerated else 0
 
     @property
     def function_usd(self) -> float:

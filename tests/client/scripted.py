@@ -108,18 +108,19 @@ class Run:
     objects: MemoryStorage = field(default_factory=MemoryStorage)
     faults: FaultTolerance = field(default_factory=lambda: FaultTolerance(on_oom=OnOutOfMemory.GROW))
     account: RunAccount = field(default_factory=RunAccount)
+    prices: PlatformSpec = field(default_factory=spec_with)
 
     @property
     def storage(self) -> Storage:
         return signed_for_tests(self.objects)
 
     def supervisor(self, *, keep: bool = True) -> Supervisor:
-        return Supervisor(self.platform, self.storage, KEYS, prices=spec_with(), account=self.account, keep=keep)
+        return Supervisor(self.platform, self.storage, KEYS, prices=self.prices, account=self.account, keep=keep)
 
     def start(self, supervisor: Supervisor | None = None) -> Supervisor:
         supervisor = supervisor or self.supervisor()
         site = Site(self.platform, self.objects, "memory://")
-        job = replace(chaos.job(), prices=spec_with())
+        job = replace(chaos.job(), prices=self.prices)
         for spec in upload(prepare(job, session_on(site), faults=self.faults), KEYS):
             write_payload(self.storage, KEYS, spec)
             supervisor.start(spec)

@@ -189,6 +189,7 @@ def test_a_device_without_memory_ends_as_a_function_without_it(
     found = report(storage)
     assert (found.outcome, found.out_of_memory, found.is_final) == (Outcome.FAILED, True, False)
     assert "CUDA out of memory" in str(found.error)
+    assert (found.peak_device_bytes, found.exhausted_device_mb) == (0, None), "the function had no accelerator"
 
 
 def test_sys_exit_in_the_user_s_code_is_a_failure_that_is_called_that(

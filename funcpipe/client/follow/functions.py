@@ -24,7 +24,8 @@ class WatchedWorker:
     """A worker: its `restarts` since a step of the run last ended, and what its heartbeats say.
 
     The last one that was seen, new at `beat_seen_s`, was of `beat_attempt`. By those that were read it runs in a
-    function of `memory_mb`, and has used `peak_bytes` at most; `requests` are those of each attempt.
+    function of `memory_mb`, and has used `peak_bytes` at most, and `device_bytes` of an accelerator; `requests` are
+    those of each attempt.
     """
 
     spec: WorkerSpec
@@ -33,12 +34,14 @@ class WatchedWorker:
     beat_attempt: int = -1
     beat_seen_s: float = 0.0
     peak_bytes: int = 0
+    device_bytes: int = 0
     memory_mb: int | None = None
     requests: dict[int, CountsByKind] = field(default_factory=dict)
 
     def receive(self, heartbeat: Heartbeat) -> None:
         """Take in what a heartbeat of the worker says."""
         self.peak_bytes = max(self.peak_bytes, heartbeat.memory_bytes)
+        self.device_bytes = max(self.device_bytes, heartbeat.device_bytes)
         self.memory_mb = heartbeat.memory_mb
         self.requests[heartbeat.attempt] = heartbeat.counts
 

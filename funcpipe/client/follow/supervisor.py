@@ -6,7 +6,6 @@ on.
 
 import contextlib
 import logging
-import math
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -14,12 +13,11 @@ from dataclasses import replace
 
 from funcpipe.client.control.verdict import final_failures, first_failure, how_it_ended
 from funcpipe.client.follow.functions import HeartbeatWatch, WatchedWorker, attached, await_end, joined, start_as_owner
+from funcpipe.client.follow.growth import LESS_MEMORY, grown, larger_sizes
 from funcpipe.core import (
     MB,
-    FunctionSize,
     OnOutOfMemory,
     Outcome,
-    Plan,
     PlatformSpec,
     RunAccount,
     WorkerReport,
@@ -27,8 +25,7 @@ from funcpipe.core import (
     prices_of,
 )
 from funcpipe.core.stores import DEFAULT_STORES, Stores
-from funcpipe.errors import DeadlineExceeded, InputError, PlanError, PlatformError, RunHalted, Superseded, WorkerFailed
-from funcpipe.partitioner.cost.formulas import WASTE
+from funcpipe.errors import DeadlineExceeded, PlatformError, RunHalted, Superseded, WorkerFailed
 from funcpipe.platforms.base import Cause, Platform, RequestMeter, State, Status, Storage
 from funcpipe.platforms.function_group import FunctionGroup, WatchedFunction, stop_functions
 from funcpipe.runstate.documents import find_readable_document
@@ -240,7 +237,9 @@ class Supervisor:
         function = self._newest(worker).started
         key = self._keys.worker_report(function.worker, function.attempt)
         report = find_readable_document(self._storage, WorkerReport, key)
-        if report is not None and report.out_of_memory and not report.retryable:
+        if report is not None and report.exhausted_device_mb is not None:
+            self._out_of_device_memory(worker, report.exhausted_device_mb, report.peak_device_bytes)
+        elif report is not None and report.out_of_memory and not report.retryable:
             self._out_of_memory(worker, report.peak_memory_bytes)
         elif status.cause is Cause.OUT_OF_MEMORY:
             self._out_of_memory(worker, status.peak_bytes or 0)
@@ -305,28 +304,35 @@ class Supervisor:
             self._grow(worker.spec, f"run {self._keys.run}: worker {worker.spec.worker} {message}")
         self._restart(worker, message)
 
-    def _grow(self, spec: WorkerSpec, failure: str) -> None:
-        """Give the stage of `spec` a larger size from now on; raises WorkerFailed."""
+    def _out_of_device_memory(self, worker: WatchedWorker, had_mb: int, peak_bytes: int) -> None:
+        """Restart the worker in a function with a larger accelerator, if that is wanted and there is one."""
+        worker.device_bytes = max(worker.device_bytes, peak_bytes)
+        message = f"ran out of memory on its GPU: peak {worker.device_bytes / MB:.0f} of {had_mb} MB"
+        if had_mb >= (worker.spec.device_memory_mb or 0):  # or else the stage has grown since
+            self._grow(worker.spec, f"run {self._keys.run}: worker {worker.spec.worker} {message}", on_device=True)
+        self._restart(worker, message)
+
+    def _grow(self, spec: WorkerSpec, failure: str, *, on_device: bool = False) -> None:
+        """Give the stage of `spec` a size with more memory from now on, of its accelerator if that was used up; raises
+        WorkerFailed.
+        """
         stage, functions = spec.plan.stages[spec.stage], self._group.platform.spec
-        sizes = [
-            size
-            for size in self._prices.sizes
-            if functions.accelerates(size.name) is (spec.device_memory_mb is not None)
-        ]
-        if not any(size.memory_mb > stage.memory_mb for size in sizes):
-            raise WorkerFailed(f"{failure}; there is no larger function, {LESS_MEMORY}")
+        sizes = larger_sizes(self._prices.sizes, functions, stage.memory_mb, spec.device_memory_mb, on_device=on_device)
+        if not sizes:
+            raise WorkerFailed(f"{failure}; there is no larger {'GPU' if on_device else 'function'}, {LESS_MEMORY}")
         if spec.faults.on_oom is OnOutOfMemory.FAIL:
             raise WorkerFailed(f"{failure}; --set training.on-oom=grow continues with a larger function, {LESS_MEMORY}")
         replicas = [other for other in self._workers.values() if other.spec.stage == spec.stage]
         self._heartbeats.read(replicas)
-        peak_bytes = max(other.peak_bytes for other in replicas)
+        peak_bytes = max(other.device_bytes if on_device else other.peak_bytes for other in replicas)
         plan = grown(spec.plan, spec.stage, peak_bytes, sizes, self._group.platform.check, failure=failure)
         usd_s = prices_of(plan, self._prices).function_usd_s
         larger = plan.stages[spec.stage].size
         _log.warning("run %s: stage %d grows from %s to %s", self._keys.run, spec.stage, stage.size, larger)
         for other in self._workers.values():
             account = replace(other.spec.account, usd_s=usd_s[other.spec.stage], run_usd_s=sum(usd_s) * plan.replicas)
-            other.spec = replace(other.spec, plan=plan, account=account)
+            device_mb = functions.device_memory_mb(plan.stages[other.spec.stage].size)
+            other.spec = replace(other.spec, plan=plan, account=account, device_memory_mb=device_mb)
             write_payload(self._storage, self._keys, other.spec)
 
     def _explain_halt(self) -> None:
@@ -337,41 +343,3 @@ class Supervisor:
             reason = read_halt_reason(self._storage, self._keys)
             _log.warning("run %s: was ended: %s", self._keys.run, reason)
             raise RunHalted(f"run {self._keys.run} was ended: {reason}")
-
-
-LESS_MEMORY = (
-    "smaller micro-batches or plan.recompute=auto need less, and so does less data in memory (funcpipe profile --data "
-    "says how much it takes)"
-)
-"""The ways out for a stage that does not fit."""
-
-
-def grown(
-    plan: Plan,
-    number: int,
-    peak_bytes: int,
-    sizes: Sequence[FunctionSize],
-    check: Callable[[Plan], None],
-    *,
-    failure: str,
-) -> Plan:
-    """`plan` with the least larger size for stage `number` that has room for `peak_bytes` and that `check` admits.
-
-    The peak was cut off by the lack of memory, so the allocator's waste is added. Raises WorkerFailed, which begins
-    with `failure`, if there is none.
-    """
-    stage, need_mb, refusals = plan.stages[number], math.ceil(peak_bytes * (1 + WASTE) / MB), []
-    for size in sorted(sizes, key=lambda size: size.memory_mb):
-        if size.memory_mb <= stage.memory_mb:
-            continue
-        larger = replace(stage, size=size.name, memory_mb=size.memory_mb)
-        found = replace(plan, stages=(*plan.stages[:number], larger, *plan.stages[number + 1 :]))
-        try:
-            if size.memory_mb < need_mb:
-                raise PlanError(f"{size.memory_mb} MB is less than {need_mb} MB, the peak and an eighth in reserve")
-            check(found)
-        except InputError as error:
-            refusals.append(f"{size.name}: {error}")
-        else:
-            return found
-    raise WorkerFailed(f"{failure}; no larger function can run there ({'; '.join(refusals)}); " + LESS_MEMORY)
