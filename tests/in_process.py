@@ -17,7 +17,7 @@ from funcpipe.client.follow.launch import upload
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
 from funcpipe.client.prepare.session import Site, session_on
-from funcpipe.core import FaultTolerance, Outcome, Plan, WorkerSpec
+from funcpipe.core import FaultTolerance, Outcome, Plan, Precision, WorkerSpec
 from funcpipe.core.accelerator import Accelerator
 from funcpipe.core.settings import DEFAULT_FAULTS
 from funcpipe.model.graph import trace
@@ -48,7 +48,7 @@ def make_job(
     samples = dataset()
     inputs = tuple(torch.stack([samples[i][k] for i in range(plan.micro_batch)]) for k in range(len(samples[0]) - 1))
     return Job(
-        graph=trace(model, inputs),
+        graph=trace(model, inputs, precision=recipe.get("precision", Precision.FP32)),
         plan=plan,
         recipe=Recipe(loss=loss, optimizer=optimizer, **recipe),
         dataset=dataset,

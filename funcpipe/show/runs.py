@@ -212,16 +212,25 @@ def predictions(shapes: Mapping[str, list[int]], path: str) -> str:
     return f"{path}: {', '.join(f'{name} {shape}' for name, shape in shapes.items())}"
 
 
+def _device_text(worker: "WorkerStatus") -> str:
+    """Return the peak of a worker on its accelerator, and what the plan expected."""
+    planned = f", planned {worker.planned_device_bytes / MB:.0f}" if worker.planned_device_bytes else ""
+    return f"{worker.device_bytes / MB:.0f}{planned}"
+
+
 def run_status(found: "RunStatus", storage: str | None = None) -> Description:
     """Return the status of a run, and of each of its workers; with its `storage`, the commands that may come next."""
+    has_gpus = any(worker.device_bytes or worker.planned_device_bytes for worker in found.workers)
     columns = (
         *(Column("worker", text=True), Column("attempt", drop=2), Column("step"), Column("saved", drop=4)),
-        *(Column("peak MB", drop=3), Column("$"), Column("seen s ago", drop=1), Column("doing", text=True)),
+        *((Column("peak MB", drop=3), Column("GPU MB", drop=3)) if has_gpus else (Column("peak MB", drop=3),)),
+        *(Column("$"), Column("seen s ago", drop=1), Column("doing", text=True)),
     )
     rows = tuple(
         (
             *(worker.worker, str(worker.attempt), str(worker.step), str(worker.saved_step)),
             f"{worker.memory_bytes / MB:.0f} of {worker.memory_mb}",
+            *((_device_text(worker),) if has_gpus else ()),
             number_text(worker.spent_usd, 6),
             "-" if worker.heard_s is None else f"{worker.heard_s:.0f}",
             doing(worker),

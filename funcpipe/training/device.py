@@ -85,7 +85,9 @@ class Device:
             stage.settle()
 
     def _placed(self, call: Call) -> Call:
-        """Return `call` with this device where tracing has found that of its tensors, which were the host's."""
+        """Return `call` with this device where tracing has found that of its tensors, which were the host's; autocast
+        to what the processor's was is that of this device.
+        """
 
         def placed(leaf: Any) -> Any:
             return self._device if isinstance(leaf, torch.device) and leaf.type == "cpu" else leaf
@@ -93,7 +95,13 @@ class Device:
         kwargs = {
             key: self._device if (key, value) == ("device", "cpu") else value for key, value in call.kwargs.items()
         }
-        return replace(call, args=map_leaves(call.args, placed), kwargs=map_leaves(kwargs, placed))
+        autocast = {self._device.type if device == "cpu" else device: dtype for device, dtype in call.autocast}
+        return replace(
+            call,
+            args=map_leaves(call.args, placed),
+            kwargs=map_leaves(kwargs, placed),
+            autocast=tuple(autocast.items()),
+        )
 
 
 HOST = Device(torch.device("cpu"))

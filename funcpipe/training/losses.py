@@ -21,6 +21,7 @@ from funcpipe.model.draws import (
     reseed,
 )
 from funcpipe.model.graph.program import autocast_to
+from funcpipe.model.tensors import tensors_in
 
 LossFunction = Callable[[Any, Any], Any]
 """The mean loss over a batch, of the model's output and the target; or, if that is declared, a sum and its weight."""
@@ -53,6 +54,13 @@ class LossWithTarget:
         return loss
 
 
+def device_of(output: Any) -> str:
+    """Return the kind of device that an output of the model lies on, that of its first tensor; tensors without memory
+    stand for the processor's.
+    """
+    return next((tensor.device.type for tensor in tensors_in(output) if not tensor.is_meta), "cpu")
+
+
 @dataclass(frozen=True)
 class CastLoss:
     """A loss function under autocast; unlike a closure, it can be sent to functions."""
@@ -62,7 +70,7 @@ class CastLoss:
 
     def __call__(self, output: Any, target: Any) -> Any:
         """Return the loss of `output` against `target`."""
-        with autocast_to(self.precision):
+        with autocast_to(self.precision, device_of(output)):
             return self.loss(output, target)
 
 
@@ -82,7 +90,7 @@ class WeightedLoss:
 
     def __call__(self, output: Any, target: Any) -> tuple[Tensor, float]:
         """Return the sum and its weight. Raises DataError for a loss that does not return what was declared."""
-        with autocast_to(self.precision):
+        with autocast_to(self.precision, device_of(output)):
             found = self.loss(output, target)
         if self.reduction is Reduction.TOKENS:
             weight = _token_weight(self.loss, target)

@@ -20,7 +20,7 @@ from tests.training.test_warm_up import Counting
 
 PLAN = small.plan()
 REFUSED: dict[str, tuple[dict[str, Any], Plan]] = {
-    "precision='bf16'": ({"precision": Precision.BF16}, PLAN),
+    "precision='fp16'": ({"precision": Precision.FP16}, PLAN),
     "an average": ({"average": EMA(decay=0.9)}, PLAN),
     "coupled='cache'": ({"coupled": Coupled.CACHE}, replace(PLAN, joint_loss=True)),
     "shard_optimizer": ({}, replace(PLAN, shard_optimizer=True)),

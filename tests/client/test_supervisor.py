@@ -181,9 +181,7 @@ def test_there_is_no_gpu_beyond_the_largest_and_none_is_taken_unless_that_is_wan
     run = on_gpus(faults=FaultTolerance(on_oom=OnOutOfMemory.FAIL))
     supervisor = run.start()
     exhaust(run, "s1.r0", 7900, 8000)
-    with pytest.raises(
-        WorkerFailed, match=r"on its GPU: peak 7900 of 8000 MB; --set training\.on-oom=grow"
-    ):
+    with pytest.raises(WorkerFailed, match=r"on its GPU: peak 7900 of 8000 MB; --set training\.on-oom=grow"):
         supervisor.poll()
     only = with_gpus(**{"1024MB": (1024, 8000)})
     run = Run(platform=Scripted(spec=only), prices=only)

@@ -12,15 +12,21 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from funcpipe.core import FaultTolerance, Plan, ScheduleKind, Sync, Validation, Wire
+from funcpipe.client.follow.launch import upload
+from funcpipe.core import MB, FaultTolerance, Plan, Precision, ScheduleKind, Sync, Validation, Wire, WorkerReport
 from funcpipe.core.settings import DEFAULT_FAULTS
+from funcpipe.platforms.base import Invoked
+from funcpipe.runstate.documents import get_document
+from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.worker.attempt import run_attempt
 from tests.client import validated
 from tests.e2e.networks import TRANSFORMER, Network
 from tests.e2e.plans import even_plan, momentum, sample_numbers
 from tests.e2e.reference import largest_difference, train
-from tests.in_process import Killing, make_job, run_workers, states
-from tests.support.run_keys import signed_for_tests
+from tests.in_process import Killing, make_job, prepared_run, run_workers, states
+from tests.recording import Recording
+from tests.support.run_keys import NONCE, signed_for_tests
 from tests.support.stand_in import NAME, Copies, copies, on_stand_in
 from tests.training import test_ties
 
@@ -107,6 +113,22 @@ def test_a_transformer_with_dropout_equals_plain_training_on_the_device(
 ) -> None:
     plan = plan_of(TRANSFORMER, stages, replicas, **options)
     assert not differing(trained(TRANSFORMER, plan, optimizer), plain(TRANSFORMER, plan, optimizer))
+
+
+@pytest.mark.parametrize("name", ["small", pytest.param("transformer", marks=pytest.mark.long)])
+@on_stand_in
+def test_bf16_equals_plain_training_under_autocast_on_the_device(name: str) -> None:
+    network = SMALL if name == "small" else TRANSFORMER
+    plan = plan_of(network, 2, 2 if network is TRANSFORMER else 1, recompute=network is TRANSFORMER)
+    found = trained(network, plan, adamw, precision=Precision.BF16)
+    samples, model = samples_of(network, plan), made(network).to(NAME)
+    forward, cast = model.forward, partial(torch.autocast, NAME, torch.bfloat16)
+    model.forward = cast()(forward)
+    steps, loss = sample_numbers(plan, len(samples), epochs=1), cast()(network.loss)
+    train(model, samples, loss_fn=loss, optimizer=adamw, steps=steps, replicas=plan.replicas, device=NAME)
+    expected = {name: tensor.cpu() for name, tensor in model.state_dict().items()}
+    assert not differing(found, expected)
+    assert largest_difference(found, plain(network, plan, adamw)) > 1e-4, "it does not compute in fp32"
 
 
 @pytest.mark.parametrize(
@@ -243,3 +265,31 @@ def expected_copies(plan: Plan, steps: int) -> Copies:
         to_host_bytes=steps
         * (crossing_bytes + 4 * micro_batches + summed + 8 * (replicas * len(parameters) + counted)),
     )
+
+
+def wide() -> nn.Module:
+    """Linear layers with 10.5 MB of parameters, for micro-batches whose activations are small beside them."""
+    return nn.Sequential(*(nn.Linear(936, 936) for _ in range(3)))
+
+
+@pytest.mark.parametrize(("room_mb", "ends_well"), [(1, False), (200, True)])
+@on_stand_in
+def test_peaks_are_reported_and_a_device_that_is_used_up_is_named(room_mb: int, ends_well: bool) -> None:
+    """By hand, SGD with momentum has parameters, gradients and momenta, and a gradient is made before it is added."""
+    samples = [(torch.ones(936), torch.tensor(n)) for n in range(4)]
+    network = Network(wide, F.cross_entropy, lambda count: (torch.ones(count, 936), torch.arange(count)))
+    plan, storage, module = plan_of(network, 1, 1, micro_batch=2), MemoryStorage(), torch.get_device_module(NAME)
+    job = make_job(wide(), plan, lambda: samples, loss=F.cross_entropy, optimizer=momentum)
+    (spec,) = upload(prepared_run(job, storage, accelerated=True), keys := Keys("run-1", 0, NONCE))
+    before, had_mb = module.memory_allocated(), 512 + room_mb + module.memory_allocated() // MB
+    spec = dataclasses.replace(spec, device_memory_mb=had_mb)
+    assert run_attempt(spec, storage, Recording().open, invoked=Invoked()) is ends_well
+    report = get_document(signed_for_tests(storage), WorkerReport, keys.worker_report("s0.r0", 0))
+    assert report.exhausted_device_mb == (None if ends_well else had_mb)
+    assert report.out_of_memory is not ends_well
+    used = report.peak_device_bytes - 512 * MB - before
+    if ends_well:
+        parameters = sum(parameter.nbytes for parameter in wide().parameters())
+        assert 3 * parameters <= used < 3.4 * parameters
+    else:
+        assert used <= (room_mb + 1) * MB

@@ -314,3 +314,25 @@ def test_a_table_of_workers_shows_the_ends_of_a_long_error() -> None:
     text = doing(replace(WORKER, outcome=Outcome.FAILED, error="ValueError: <html>" + "x" * 8000 + "</html>"))
     assert re.fullmatch(r"failed: ValueError: <html>x+\n… 7,625 characters are left out here …\nx+</html>", text)
     assert len(text) < 500
+
+
+def test_the_memory_of_gpus_is_shown_beside_what_the_plan_expected() -> None:
+    (plain,) = status().tables
+    assert "GPU MB" not in [column.name for column in plain.columns]
+    first = replace(WORKER, device_bytes=612 << 20, planned_device_bytes=640 << 20)
+    second = replace(WORKER, device_bytes=600 << 20)
+    found = RunStatus(
+        run="run-1",
+        generation=0,
+        steps=3,
+        run_usd=1.0,
+        run_s=2.0,
+        halt=None,
+        verdict=Verdict.WAITING,
+        explanation="",
+        saved_step=0,
+        workers=(first, second, WORKER),
+    )
+    (table,) = render.run_status(found).tables
+    column = [column.name for column in table.columns].index("GPU MB")
+    assert [row[column] for row in table.rows] == ["612, planned 640", "600", "0"]

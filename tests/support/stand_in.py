@@ -170,6 +170,9 @@ class _Module:
     def set_per_process_memory_fraction(self, fraction: float, device: Any = None) -> None:
         _MEMORY.limit_bytes = int(fraction * TOTAL_BYTES)
 
+    def get_amp_supported_dtype(self) -> list[torch.dtype]:
+        return [torch.bfloat16]
+
     def manual_seed_all(self, seed: int) -> None:
         _RANDOM.seed(seed)
 
@@ -300,6 +303,26 @@ _WITH_KERNELS = (
 """Operators for which GPUs have kernels, and devices that torch does not know take them apart."""
 
 
+_IN_BF16 = ("linear", "matmul", "conv2d", "scaled_dot_product_attention")
+_IN_FP32 = ("layer_norm", "cross_entropy_loss")
+"""Operators that autocast casts for, as CUDA's does: see torch.amp's documentation."""
+
+_AUTOCAST = torch._C._parse_dispatch_key("AutocastPrivateUse1")
+
+
+def _cast(operator: OpOverload, *args: Any, dtype: torch.dtype | None = None, **kwargs: Any) -> Any:
+    """Run an operator on its tensors of 32 or 16 bits as `dtype`, or as what autocast casts to."""
+    wanted = dtype or torch.get_autocast_dtype(NAME)
+
+    def cast(value: Tensor) -> Tensor:
+        return value.to(wanted) if value.is_floating_point() else value
+
+    args, kwargs = pytree.tree_map_only(Tensor, cast, (args, kwargs))
+    assert _AUTOCAST is not None
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_AUTOCAST)):
+        return operator(*args, **kwargs)
+
+
 def install() -> None:
     """Give this process the device."""
     torch.set_num_threads(1)
@@ -308,6 +331,7 @@ def install() -> None:
     library: Any = torch.library.Library
     everything, aten = library("_", "IMPL"), library("aten", "IMPL")
     everything.fallback(_run, "PrivateUse1")
+    everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     kernels: dict[str, Callable[..., Any]] = {
         "copy_": _copy,
         "_local_scalar_dense": _number,
@@ -323,6 +347,11 @@ def install() -> None:
     }
     for name, kernel in kernels.items():
         aten.impl(name, kernel, "PrivateUse1")
+    for name in _IN_BF16:
+        aten.impl(name, functools.partial(_cast, getattr(torch.ops.aten, name).default), "AutocastPrivateUse1")
+    for name in _IN_FP32:
+        cast = functools.partial(_cast, getattr(torch.ops.aten, name).default, dtype=torch.float32)
+        aten.impl(name, cast, "AutocastPrivateUse1")
     _INSTALLED.extend((everything, aten))
 
 

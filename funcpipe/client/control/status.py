@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from funcpipe.client.control.verdict import Verdict, final_failure, how_finished, judge
 from funcpipe.core import MB, Busy, FinishedRun, Outcome, RunRecord, ValidationReport, worker_name
+from funcpipe.core.json_form import IF_CHANGED
 from funcpipe.core.start import StartTimes
 from funcpipe.platforms.base import OpenPlatform, Storage
 from funcpipe.platforms.catalog import open_platform as open_by_url
@@ -23,7 +24,8 @@ class WorkerStatus:
     """The status of a worker: `outcome` is None while it is at work.
 
     Its last heartbeat came `heard_s` ago, by the clock of its machine and the one of this machine; None is never. The
-    start of its attempt took `start`, once that is known.
+    start of its attempt took `start`, once that is known. It has used `device_bytes` of its accelerator, and the plan
+    expected `planned_device_bytes`, if it has one.
     """
 
     worker: str
@@ -39,6 +41,8 @@ class WorkerStatus:
     busy: tuple[Busy, ...]
     error: str | None
     start: StartTimes | None = None
+    device_bytes: int = field(default=0, metadata=IF_CHANGED)
+    planned_device_bytes: int = field(default=0, metadata=IF_CHANGED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +81,7 @@ def _finished_status(record: RunRecord, finished: FinishedRun, validation: Valid
     ended = ended_step(record, finished.losses)
     last = {report.worker: report for report in sorted(finished.workers, key=lambda report: report.attempt)}
     stages = {
-        worker_name(s, r): stage for s, stage in enumerate(record.plan.stages) for r in range(record.plan.replicas)
+        worker_name(stage, r): stage for stage in range(len(record.plan.stages)) for r in range(record.plan.replicas)
     }
     workers = tuple(
         WorkerStatus(
@@ -88,12 +92,14 @@ def _finished_status(record: RunRecord, finished: FinishedRun, validation: Valid
             step=ended,
             saved_step=ended,
             memory_bytes=last[worker].peak_memory_bytes,
-            memory_mb=stage.memory_mb,
+            memory_mb=record.plan.stages[stage].memory_mb,
             spent_usd=sum(report.alive_s * report.usd_s for report in finished.workers if report.worker == worker),
             heard_s=None,
             busy=(),
             error=None,
             start=last[worker].start,
+            device_bytes=last[worker].peak_device_bytes,
+            planned_device_bytes=_planned_device_bytes(record, stage),
         )
         for worker, stage in stages.items()
         if worker in last
@@ -133,7 +139,16 @@ def _worker_status(record: RunRecord, number: int, life: WorkerLiveness) -> Work
         busy=beat.busy if beat is not None and life.at_work else (),
         error=report.error if report is not None else life.reason or None,
         start=report.start if report is not None else None if beat is None else beat.start,
+        device_bytes=max(0 if beat is None else beat.device_bytes, 0 if report is None else report.peak_device_bytes),
+        planned_device_bytes=_planned_device_bytes(record, stage),
     )
+
+
+def _planned_device_bytes(record: RunRecord, stage: int) -> int:
+    """Return what the plan of the run expects a stage to use of its accelerator; 0 where it has none."""
+    estimate = record.plan.estimate
+    device = None if estimate is None else estimate.stages[stage].device
+    return 0 if device is None else device.needs_bytes
 
 
 def status(

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from funcpipe.client.prepare.job import Job
 from funcpipe.client.prepare.stages import PreparedStage
-from funcpipe.core import Coupled, PlatformSpec, Precision
+from funcpipe.core import Coupled, PlatformSpec
 from funcpipe.errors import PlanError
 
 
@@ -17,7 +17,7 @@ def check_accelerated(job: Job, stages: Sequence[PreparedStage], functions: Plat
     if not accelerated:
         return
     refused = {
-        f"precision={recipe.precision.value!r}, only 'fp32'": recipe.precision is not Precision.FP32,
+        f"precision={recipe.precision.value!r}, only 'fp32' and 'bf16'": recipe.precision.scales_loss,
         "shard_optimizer": plan.divides_optimizer,
         "replicas that train alone (sync_every)": plan.trains_locally,
         "coupled='cache'": recipe.coupled is Coupled.CACHE,

@@ -27,12 +27,12 @@ Autocast = tuple[tuple[str, torch.dtype], ...]
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
 
 
-def autocast_to(precision: Precision, *, cached: bool = True) -> torch.autocast:
-    """Have `precision` hold, whatever held before; unless `cached`, each use casts parameters anew."""
+def autocast_to(precision: Precision, device: str = "cpu", *, cached: bool = True) -> torch.autocast:
+    """Have `precision` hold on that kind of device, whatever held before; unless `cached`, each use casts anew."""
     dtypes = {Precision.BF16: torch.bfloat16, Precision.FP16: torch.float16}
     if precision not in dtypes:
-        return torch.autocast("cpu", enabled=False, cache_enabled=cached)
-    return torch.autocast("cpu", dtypes[precision], cache_enabled=cached)
+        return torch.autocast(device, enabled=False, cache_enabled=cached)
+    return torch.autocast(device, dtypes[precision], cache_enabled=cached)
 
 
 def autocast_state() -> Autocast:
