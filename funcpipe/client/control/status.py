@@ -146,9 +146,8 @@ def _worker_status(record: RunRecord, number: int, life: WorkerLiveness) -> Work
 
 def _planned_device_bytes(record: RunRecord, stage: int) -> int:
     """Return what the plan of the run expects a stage to use of its accelerator; 0 where it has none."""
-    estimate = record.plan.estimate
-    device = None if estimate is None else estimate.stages[stage].device
-    return 0 if device is None else device.needs_bytes
+    stages = () if record.plan.estimate is None else record.plan.estimate.stages
+    return sum(found.device.needs_bytes for found in stages[stage : stage + 1] if found.device is not None)
 
 
 def status(
