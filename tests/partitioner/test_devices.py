@@ -123,6 +123,17 @@ def test_a_stage_has_a_memory_on_the_device_and_one_on_the_host() -> None:
     assert from_text(Plan, to_text(plan), source="here") == plan
 
 
+def test_adam_s_step_holds_a_copy_of_the_parameters_where_activations_were() -> None:
+    """By hand: the first stage has 100 bytes of parameters and 45 of activations, which are gone by then."""
+    spec = gpu_platform(gpu_size("gpu", memory_mb=4096, device_mb=4096))
+    plan = two_stages(spec, optimizer=OptimizerKind.ADAM)
+    device = evaluate(plan, two_layers(spec), spec).stages[0].device
+    assert device is not None
+    assert device.needs_bytes == 512 * MB + 4 * 100 + 7 + 100
+    host = evaluate(replace(plan, optimizer=OptimizerKind.MOMENTUM), two_layers(spec), spec).stages[0]
+    assert host.memory_bytes == evaluate(plan, two_layers(spec), spec).stages[0].memory_bytes - 100, "to save it"
+
+
 def test_a_divided_optimiser_and_recomputation_count_on_the_device() -> None:
     spec = gpu_platform(gpu_size("gpu", memory_mb=4096, device_mb=4096))
     profile, plan = two_layers(spec), two_stages(spec, replicas=4, micro_batches=2)

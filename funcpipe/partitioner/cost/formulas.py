@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from funcpipe.core import MB, ScheduleKind, StoreSpec, SyncWay
+from funcpipe.core import MB, OptimizerKind, ScheduleKind, StoreSpec, SyncWay
 from funcpipe.core.accelerator import CONTEXT_MB
 from funcpipe.partitioner.cost import Array, BoolArray
 from funcpipe.partitioner.cost.loads import Loads, Setting
@@ -315,11 +315,20 @@ def _split(use: MemoryUse, loads: Loads, setting: Setting) -> MemoryUse:
         device=MemoryUse(
             base_bytes=np.full_like(like, CONTEXT_MB * MB),
             state_bytes=device_state + np.zeros_like(like),
-            activation_bytes=use.activation_bytes,
+            activation_bytes=np.maximum(use.activation_bytes, step_bytes(loads, setting) - use.waste_bytes),
             waste_bytes=use.waste_bytes,
             data_bytes=np.zeros_like(like),
         ),
     )
+
+
+def step_bytes(loads: Loads, setting: Setting) -> Array:
+    """Bytes that the step of an optimiser on a device holds when activations are gone: it updates all parameters at
+    once, and Adam's takes the root of all second moments for that.
+    """
+    copies = 1.0 if setting.values_per_parameter >= OptimizerKind.ADAM.values_per_parameter else 0.0
+    total: Array = copies * loads.parameter_bytes
+    return total
 
 
 def joint_memory_bytes(loads: Loads, setting: Setting) -> Array:
