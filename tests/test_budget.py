@@ -25,32 +25,32 @@ class Size(NamedTuple):
 ROOMS = {
     "analysis": Size(461, 6, 19),
     "api": Size(633, 9, 15),
-    "cli": Size(2382, 16, 116),
-    "client": Size(4989, 53, 195),
+    "cli": Size(2383, 16, 116),
+    "client": Size(5024, 53, 196),
     "comm": Size(1417, 25, 59),
-    "core": Size(3374, 134, 225),
+    "core": Size(3402, 135, 226),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),
     "model": Size(6173, 96, 241),
     "neighbours": Size(3753, 72, 199),
-    "partitioner": Size(5694, 72, 271),
-    "platforms": Size(6460, 104, 249),
+    "partitioner": Size(5698, 72, 272),
+    "platforms": Size(6703, 107, 264),
     "profiler": Size(1019, 13, 44),
     "runstate": Size(2637, 41, 138),
     "scheduler": Size(2006, 42, 63),
-    "show": Size(1757, 11, 98),
+    "show": Size(1762, 11, 98),
     "sweep": Size(1176, 22, 22),
     "testing": Size(840, 19, 23),
-    "training": Size(5826, 106, 205),
-    "worker": Size(2332, 37, 48),
+    "training": Size(5844, 106, 207),
+    "worker": Size(2338, 37, 48),
 }
 """The budget of each folder of `funcpipe`."""
 
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 88_392, 82, 18
+MODULES, LINES, EXPORTED, VERBS = 591, 88_939, 82, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 
