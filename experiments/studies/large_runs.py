@@ -228,11 +228,11 @@ def draw(picture: Path, files: Sequence[Path]) -> None:
     figure = Figure(figsize=(7, 3.5), layout="constrained")
     axes = figure.subplots()
     for file in files:
-        series = json.loads(file.read_text())["series"]
+        series = [(at_s, mb) for at_s, mb in json.loads(file.read_text())["series"] if mb]  # nothing once it has ended
         axes.plot([at_s for at_s, _ in series], [mb for _, mb in series], label=file.stem)
     axes.set(xlabel="seconds", ylabel="resident memory of the client, MB", ylim=0)
     axes.grid(alpha=0.3)
-    axes.legend()
+    axes.legend(loc="upper right", fontsize="small")
     figure.savefig(picture)
 
 
