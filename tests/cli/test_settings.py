@@ -80,7 +80,14 @@ OF_OTHERS = (
         "--include-dashboard",
     ),
     *("--index", "--output", "--password-stdin", "--port", "--provenance", "--requirement", "--resources", "--tag"),
-    *("--service-code", "--quota-code", "--desired-value", "--function-name", "--reserved-concurrent-executions"),
+    *(
+        "--query-gpu",
+        "--service-code",
+        "--quota-code",
+        "--desired-value",
+        "--function-name",
+        "--reserved-concurrent-executions",
+    ),
     *("--username", "--no-cache-dir", "--no-install-recommends", "--no-deps", "--block", "--target", "--strict"),
     *("--time", "--version", "--x-s"),
 )

@@ -182,10 +182,10 @@ def test_a_client_that_slept_while_another_ended_the_run_says_that_nothing_is_le
 
     real = RunReader.model
 
-    def load_late(reader: RunReader, step: int) -> StageState:
+    def load_late(reader: RunReader, step: int, *, opened: bool = False) -> StageState:
         monkeypatch.setattr(RunReader, "model", real)
         act()
-        return reader.model(step)
+        return reader.model(step, opened=opened)
 
     if asleep == "before it reads the model":
         monkeypatch.setattr(RunReader, "model", load_late)
