@@ -20,13 +20,21 @@ from funcpipe.scheduler.graph import Graph
 from funcpipe.scheduler.tasks import ORDERS, Kind, Order, source_of
 
 
-def check(graph: Graph) -> None:
-    """Raise PlanError with the number of the rule that `graph` breaks, and the task concerned."""
+def workers_of(graph: Graph) -> frozenset[tuple[int, int]]:
+    """The stage and the replica of each worker that has a task."""
+    return frozenset((task.stage, task.replica) for task in graph.tasks)
+
+
+def check(graph: Graph, workers: frozenset[tuple[int, int]] = frozenset()) -> None:
+    """Raise PlanError with the number of the rule that `graph` breaks, and the task concerned.
+
+    It must have `workers`, besides those that have a task.
+    """
     _each_task_once(graph)
     _objects_are_written_and_read(graph)
     _needs_are_local_or_read(graph)
     _backward_follows_forward(graph)
-    _update_comes_last(graph)
+    _update_comes_last(graph, workers_of(graph) | workers)
     _can_end(graph)
     _asks_in_order(graph)
 
@@ -74,9 +82,8 @@ def _backward_follows_forward(graph: Graph) -> None:
         raise _fail(5, f"the forward of micro-batch {micro_batch} on s{stage}.r{replica} has no backward")
 
 
-def _update_comes_last(graph: Graph) -> None:
+def _update_comes_last(graph: Graph, workers: frozenset[tuple[int, int]]) -> None:
     followed = [False] * len(graph.tasks)
-    workers = {(task.stage, task.replica) for task in graph.tasks}
     updates = {(t.stage, t.replica): i for i, t in enumerate(graph.tasks) if t.kind is Kind.UPDATE}
     for worker in sorted(workers):
         if worker not in updates:

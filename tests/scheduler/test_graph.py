@@ -10,7 +10,7 @@ from funcpipe.scheduler.graph import AHEAD, Graph, StepShape, build_graph, forwa
 from funcpipe.scheduler.late import LatePart
 from funcpipe.scheduler.pipeline import actions
 from funcpipe.scheduler.tasks import Kind, Task, source_of
-from tests.scheduler.check import check
+from tests.scheduler.check import check, workers_of
 from tests.scheduler.shapes import chain_routes, shapes
 
 
@@ -125,7 +125,16 @@ def test_the_check_finds_a_missing_task(shape: StepShape, data: st.DataObject) -
     removable = [i for i, t in enumerate(graph.tasks) if t.kind in kinds or t.kind.is_put]
     gone = data.draw(st.sampled_from(removable))
     with pytest.raises(PlanError, match="the task graph breaks rule"):
-        check(without(graph, gone))
+        check(without(graph, gone), workers_of(graph))
+
+
+def test_the_check_finds_a_worker_that_would_have_updated_alone() -> None:
+    """Of two replicas, one has no micro-batch of a short batch."""
+    shape = replace(small(), stages=1, micro_batches=1, routes=chain_routes(1), sync=Sync.THREE_PHASE, streams=None)
+    graph = build_graph(replace(shape, alone=True, meets=False))
+    assert str(graph.tasks[-1]) == "update.s0.r1"
+    with pytest.raises(PlanError, match=r"rule 6: s0\.r1 never updates"):
+        check(without(graph, len(graph.tasks) - 1), workers_of(graph))
 
 
 def without(graph: Graph, gone: int) -> Graph:
