@@ -25,8 +25,8 @@ class Size(NamedTuple):
 ROOMS = {
     "analysis": Size(461, 6, 19),
     "api": Size(633, 9, 15),
-    "cli": Size(2383, 16, 116),
-    "client": Size(5024, 53, 196),
+    "cli": Size(2398, 16, 116),
+    "client": Size(5088, 53, 197),
     "comm": Size(1417, 25, 59),
     "core": Size(3402, 135, 226),
     "data": Size(524, 17, 18),
@@ -42,7 +42,7 @@ ROOMS = {
     "show": Size(1762, 11, 98),
     "sweep": Size(1176, 22, 22),
     "testing": Size(840, 19, 23),
-    "training": Size(5844, 106, 207),
+    "training": Size(5846, 106, 207),
     "worker": Size(2338, 37, 48),
 }
 """The budget of each folder of `funcpipe`."""
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 591, 88_939, 82, 18
+MODULES, LINES, EXPORTED, VERBS = 592, 89_061, 82, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

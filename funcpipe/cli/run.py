@@ -6,8 +6,10 @@ import logging
 import time
 from functools import partial
 from itertools import chain
+from typing import TYPE_CHECKING
 
 from funcpipe import show
+from funcpipe.cli.factories import check_names, make_model
 from funcpipe.cli.files import (
     check_holds,
     check_model_file,
@@ -17,13 +19,16 @@ from funcpipe.cli.files import (
     write_optimizer,
     write_shards,
 )
-from funcpipe.cli.options import Choice, argument, group, not_negative, option, positive, whole
+from funcpipe.cli.options import FACTORY, Choice, argument, group, not_negative, option, positive, whole
 from funcpipe.cli.verbs import Options, verb
 from funcpipe.core import to_text
 from funcpipe.core.logs import PRINTED, LogLine, merged
 from funcpipe.core.process import write_out
 from funcpipe.errors import InputError, RunUnknown
 from funcpipe.platforms.catalog import LOCAL, open_platform, open_storage
+
+if TYPE_CHECKING:
+    from torch import nn
 
 _WHERE = "--storage file:///tmp/runs"
 LEVELS = ("debug", "info", "warning", "error")
@@ -96,29 +101,48 @@ def clean(options: Options) -> None:
         writes="",
     ),
     option("--optimizer", "write what the optimiser keeps instead, into a folder"),
+    option(
+        f"--merged {FACTORY}",
+        "factory of a model with adapters of peft, called without memory for it: write its base model, with the "
+        "adapters merged in",
+    ),
 )
 def export(options: Options) -> None:
     """Write the model of a run to a file or a folder: of one that has finished, was stopped, or still trains."""
     path = free_model_file() if options.output is None else str(options.output)
+    from funcpipe.client.follow.adapters import merge_adapters
     from funcpipe.client.follow.export import load_saved
 
     if options.optimizer and not is_folder(path):
         raise InputError(f"--optimizer writes a folder, and {path} has an extension; give -o FOLDER")
+    if options.optimizer and options.merged:
+        raise InputError("--optimizer writes no model, and --merged does; give one of them")
     if not is_folder(path):
         check_model_file(path)
+    model = _model_of(options.merged) if options.merged else None
     saved = load_saved(options.name, storage=options.storage, step=options.step, opened=is_folder(path))
+    state = saved.state_dict() if model is None else merge_adapters(model, saved.state_dict())
     if options.optimizer:
         write_optimizer(saved.state, path)
     elif is_folder(path):
-        write_shards(saved.state_dict(), path)
+        write_shards(state, path)
     else:
-        held = dict(saved.state_dict())
+        held = dict(state)
         check_holds(path, held)
         write_model(held, path)
     what = "optimizer" if options.optimizer else "model"
     summary = {"run": options.name, "step": saved.step, "steps": saved.steps, what: path}
     said = f"run {options.name}: the {what} after step {saved.step} of {saved.steps}: {path}"
     show.show(options.json, show.as_json(summary), lambda: said)
+
+
+def _model_of(factory: str) -> "nn.Module":
+    """The model that the factory makes, without contents."""
+    import torch
+
+    check_names({"--merged": factory})
+    with torch.device("meta"):
+        return make_model(factory)
 
 
 def _show_key(options: Options) -> None:

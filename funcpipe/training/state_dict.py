@@ -7,6 +7,9 @@ from typing import Any
 
 from torch import Tensor
 
+Read = Callable[[], Tensor]
+"""What reads a tensor."""
+
 
 class StateDict(Mapping[str, Tensor]):
     """Tensors by name; those that are in storage are read each time they are asked for, and not kept.
@@ -14,11 +17,9 @@ class StateDict(Mapping[str, Tensor]):
     It is pickled, and so saved by `torch.save`, as a dictionary of all of them.
     """
 
-    def __init__(self, places: "Mapping[str, Tensor | Callable[[], Tensor]]") -> None:
+    def __init__(self, places: Mapping[str, Tensor | Read]) -> None:
         """`places` has each tensor, or what reads it; those of another StateDict are not read."""
-        self._places: dict[str, Tensor | Callable[[], Tensor]] = dict(
-            places._places if isinstance(places, StateDict) else places
-        )
+        self._places: dict[str, Tensor | Read] = dict(places._places if isinstance(places, StateDict) else places)
 
     def __getitem__(self, name: str) -> Tensor:
         found = self._places[name]
@@ -39,7 +40,7 @@ class StateDict(Mapping[str, Tensor]):
     def __reduce__(self) -> tuple[Any, ...]:
         return OrderedDict, (), None, None, iter(self.items())  # which torch.load takes with weights_only
 
-    def replaced(self, places: "Mapping[str, Tensor | Callable[[], Tensor]]") -> "StateDict":
+    def replaced(self, places: Mapping[str, Tensor | Read]) -> "StateDict":
         """Return the same with other tensors under the names that `places` has."""
         return StateDict({**self._places, **StateDict(places)._places})
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from funcpipe.client.follow.adapters import merge_adapters
 from funcpipe.comm.weight_files import opening
 from funcpipe.errors import CorruptMessage, InvalidValue, KeyMissing, ModelError, RunUnknown
 from funcpipe.model.graph.reachable import reached_values
@@ -121,16 +122,23 @@ class SavedModel:
         return self.base.replaced(learned) if self.base else learned
 
 
-def export(run: str, *, storage: str | Storage, step: int | None = None) -> Mapping[str, Tensor]:
+def export(
+    run: str, *, storage: str | Storage, step: int | None = None, merged: nn.Module | None = None
+) -> Mapping[str, Tensor]:
     """The `state_dict` of the model of `run`, whose objects lie in `storage`, a URL or an open one.
 
     It is that of the newest checkpoint that is whole, or the one after `step` steps: of a finished run the result, of
     one that still trains what it saved last. Nothing is written, and a run that trains is not disturbed. Tensors that
     the run does not change, such as frozen weights, are read from where they lie when they are asked for.
 
-    Raises RunUnknown, RunKeyMissing for a run of another machine, or InvalidValue where `step` is not saved.
+    With the model of the run as `merged`, a PeftModel, which may be on the meta device, it is that of its base model
+    with the adapters merged into it, each tensor when it is asked for.
+
+    Raises RunUnknown, RunKeyMissing for a run of another machine, InvalidValue where `step` is not saved, or ModelError
+    where `merged` is another model, or has no adapters that can be merged.
     """
-    return load_saved(run, storage=storage, step=step).state_dict()
+    found = load_saved(run, storage=storage, step=step, opened=merged is not None).state_dict()
+    return found if merged is None else merge_adapters(merged, found)
 
 
 def load_saved(run: str, *, storage: str | Storage, step: int | None = None, opened: bool = False) -> SavedModel:

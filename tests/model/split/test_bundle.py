@@ -97,9 +97,7 @@ def test_a_bundle_loads_where_the_users_files_are_not(tmp_path: Path) -> None:
     script.write_text(textwrap.dedent(LOADER))
     (tmp_path / "user_code.py").unlink()
     root = Path(__file__).parents[3]
-    subprocess.run(
-        [sys.executable, "-P", script, message, answer], check=True, env={"PYTHONPATH": str(root)}, cwd="/", timeout=120
-    )
+    subprocess.run([sys.executable, "-P", script, message, answer], check=True, env={"PYTHONPATH": str(root)}, cwd="/")
     output, value, gradients, names = pickle.loads(answer.read_bytes())  # noqa: S301 - written just now by our own child
     expected = model(x)
     users.loss(expected, torch.zeros(2, 3)).backward()
@@ -262,7 +260,7 @@ def test_an_operator_of_an_installed_package_is_found_again(tmp_path: Path, monk
     message.write_bytes(pickle.dumps((bundle, tensors, x)))
     script.write_text(LOADER.replace("loss(output, ", "loss(output, target=").replace("user_code", "nothing"))
     paths = f"{Path(__file__).parents[3]}:{tmp_path / 'libs'}"
-    subprocess.run([sys.executable, "-P", script, message, answer], check=True, env={"PYTHONPATH": paths}, timeout=120)
+    subprocess.run([sys.executable, "-P", script, message, answer], check=True, env={"PYTHONPATH": paths})
     output, *_ = pickle.loads(answer.read_bytes())  # noqa: S301 - written just now by our own child
     assert torch.equal(output, 4 * model.get_submodule("inner")(x))
 
