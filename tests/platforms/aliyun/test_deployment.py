@@ -1,6 +1,7 @@
 """Deploying to Function Compute and destroying: what there is afterwards, and that both may be repeated."""
 
 import copy
+import functools
 import json
 from collections.abc import Callable
 from dataclasses import replace
@@ -21,7 +22,7 @@ from tests.cloud_emulation.aliyun import AliyunCloud
 from tests.contract.oss_server import OssServer
 from tests.platforms.aliyun.conftest import size
 
-PACKAGE = container_package()
+package = functools.cache(container_package)
 REPOSITORY = "registry.test/you/funcpipe"
 ROLE = "funcpipe-functions-cn-test"
 READS = ("Get", "List")
@@ -52,11 +53,11 @@ NOTHING: tuple[object, ...] = ([], [], [], {})
 def test_deploying_again_changes_nothing_and_destroying_leaves_nothing(
     deployer: Deployer, cloud: AliyunCloud, oss: OssServer, spec: PlatformSpec
 ) -> None:
-    first = deployer.deploy(shape(spec), PACKAGE)
+    first = deployer.deploy(shape(spec), package())
     assert inventory(cloud, oss) == COMPLETE
     done, lifecycle = len(changes(cloud)), dict(oss.buckets)
     assert done == 13  # log project, store and index, role, policy, attachment, three functions, their events, a timer
-    assert deployer.deploy(shape(spec), PACKAGE) == first
+    assert deployer.deploy(shape(spec), package()) == first
     assert (len(changes(cloud)), oss.buckets) == (done, lifecycle)
     oss.objects["funcpipe-1000-cn-test/runs/run-1/left"] = b"1"
     deployer.destroy("funcpipe")
@@ -65,9 +66,9 @@ def test_deploying_again_changes_nothing_and_destroying_leaves_nothing(
 
 
 def test_other_sizes_and_images_change_only_that(deployer: Deployer, cloud: AliyunCloud, spec: PlatformSpec) -> None:
-    deployer.deploy(shape(spec), PACKAGE)
+    deployer.deploy(shape(spec), package())
     done = len(changes(cloud))
-    deployer.deploy(shape(spec, "1vCPU-2048MB", "1vCPU-1024MB"), PACKAGE)
+    deployer.deploy(shape(spec, "1vCPU-2048MB", "1vCPU-1024MB"), package())
     made = ["CreateFunction", "CreatePolicyVersion", "DeleteFunction", "PutAsyncInvokeConfig"]
     assert sorted(changes(cloud)[done:]) == made  # rights name functions one by one
     assert sorted(cloud.functions) == ["funcpipe-1vCPU-1024MB", "funcpipe-1vCPU-2048MB", "funcpipe-watchdog"]
@@ -80,9 +81,9 @@ def test_other_sizes_and_images_change_only_that(deployer: Deployer, cloud: Aliy
 def test_a_deployment_without_a_watchdog_has_neither_its_function_nor_its_timer(
     deployer: Deployer, cloud: AliyunCloud, spec: PlatformSpec
 ) -> None:
-    deployer.deploy(shape(spec), PACKAGE)
+    deployer.deploy(shape(spec), package())
     assert [name for name, _ in cloud.triggers] == ["funcpipe-watchdog"]
-    deployer.deploy(replace(shape(spec), watchdog=False), PACKAGE)
+    deployer.deploy(replace(shape(spec), watchdog=False), package())
     assert cloud.triggers == {}
     assert sorted(cloud.functions) == COMPLETE[0][:2]
 
@@ -91,7 +92,7 @@ def test_a_deployment_or_removal_that_fails_at_any_call_can_be_repeated(
     deployer: Deployer, cloud: AliyunCloud, oss: OssServer, spec: PlatformSpec
 ) -> None:
     def deploy() -> None:
-        deployer.deploy(shape(spec), PACKAGE)
+        deployer.deploy(shape(spec), package())
 
     def destroy() -> None:
         deployer.destroy("funcpipe")
@@ -150,16 +151,16 @@ def test_errors_say_what_to_do(
 ) -> None:
     cloud.refuse = lambda call: "NoPermission" if call == "CreateRole" else None
     with pytest.raises(PlatformRefused, match=r"CreateRole: NoPermission: .*docs/aliyun\.md lists"):
-        deployer.deploy(shape(spec), PACKAGE)
+        deployer.deploy(shape(spec), package())
     cloud.refuse = lambda call: "QuotaExceeded" if call == "CreateFunction" else None
     with pytest.raises(PlatformRefused, match=r"making funcpipe-.*: QuotaExceeded: .*Quota Center"):
-        deployer.deploy(shape(spec), PACKAGE)
+        deployer.deploy(shape(spec), package())
     cloud.refuse = lambda call: None
     without = Deployer(account, say=lambda text: None, docker=Docker("no-docker"), oss=oss.endpoint)
     with pytest.raises(
         PlatformRefused, match=r"no-docker does not run here; start it, .*`docker login registry\.test`"
     ):
-        without.deploy(shape(spec), PACKAGE)
+        without.deploy(shape(spec), package())
 
 
 @pytest.mark.parametrize(
@@ -177,7 +178,7 @@ def test_a_registry_of_another_region_is_refused_before_anything_is_made(
 ) -> None:
     wrong = replace(shape(spec), repository=f"{registry}/you/funcpipe", registry_instance="cri-abc")
     with pytest.raises(InvalidValue, match=r"must lie in cn-test, where the functions are, not in cn-other"):
-        deployer.deploy(wrong, PACKAGE)
+        deployer.deploy(wrong, package())
     assert inventory(cloud, oss) == NOTHING
 
 
@@ -187,13 +188,13 @@ def test_an_image_of_the_enterprise_edition_names_its_instance(
     """As Function Compute wants it (CustomContainerConfig.acrInstanceId)."""
     enterprise = replace(shape(spec), repository="mine-registry.cn-test.cr.aliyuncs.com/you/funcpipe")
     with pytest.raises(InvalidValue, match=r"Enterprise Edition.*--set platform.registry-instance=cri-"):
-        deployer.deploy(enterprise, PACKAGE)
+        deployer.deploy(enterprise, package())
     assert inventory(cloud, oss) == NOTHING
-    deployer.deploy(replace(enterprise, registry_instance="cri-abc"), PACKAGE)
+    deployer.deploy(replace(enterprise, registry_instance="cri-abc"), package())
     assert {f["customContainerConfig"]["acrInstanceId"] for f in cloud.functions.values()} == {"cri-abc"}
     assert {function["state"] for function in cloud.functions.values()} == {"Active"}
     personal = replace(shape(spec), repository="crpi-a1b2c3.cn-test.personal.cr.aliyuncs.com/you/funcpipe")
-    deployer.deploy(personal, PACKAGE)
+    deployer.deploy(personal, package())
     assert len(cloud.functions) == 3
 
 
@@ -233,7 +234,7 @@ def test_a_lifetime_that_tasks_have_not_is_refused(spec: PlatformSpec) -> None:
 def test_the_tool_s_template_says_the_same_as_the_calls(
     deployer: Deployer, cloud: AliyunCloud, spec: PlatformSpec
 ) -> None:
-    found = deployer.deploy(shape(spec), PACKAGE)
+    found = deployer.deploy(shape(spec), package())
     role = f"acs:ram::1000:role/{ROLE}"
     ((_, timer),) = [(name, trigger) for (name, _), trigger in cloud.triggers.items()]
     watch = watch_spec(timer["triggerConfig"])
@@ -270,17 +271,17 @@ def secrets(cloud: AliyunCloud) -> set[str]:
 def test_a_deployment_keeps_its_secret_and_shares_it_with_no_other(
     deployer: Deployer, cloud: AliyunCloud, spec: PlatformSpec
 ) -> None:
-    deployer.deploy(shape(spec), PACKAGE)
+    deployer.deploy(shape(spec), package())
     (secret,) = secrets(cloud)
     assert len(secret) == 64
-    deployer.deploy(replace(shape(spec), sizes=(size(1, 1024),)), PACKAGE)
+    deployer.deploy(replace(shape(spec), sizes=(size(1, 1024),)), package())
     assert secrets(cloud) == {secret}
-    deployer.deploy(replace(shape(spec), name="other"), PACKAGE)
+    deployer.deploy(replace(shape(spec), name="other"), package())
     assert len(secrets(cloud)) == 2
 
 
 def test_the_role_may_pull_the_image_and_no_other(deployer: Deployer, cloud: AliyunCloud, spec: PlatformSpec) -> None:
-    deployer.deploy(shape(spec), PACKAGE)
+    deployer.deploy(shape(spec), package())
     states = {(function["state"], function.get("stateReason")) for function in cloud.functions.values()}
     assert states == {("Active", None)}
     repositories = "acs:cr:cn-test:1000:repository"
@@ -292,10 +293,10 @@ def test_the_role_may_pull_the_image_and_no_other(deployer: Deployer, cloud: Ali
 def test_functions_that_cannot_be_invoked_are_deployed_again(
     deployer: Deployer, cloud: AliyunCloud, spec: PlatformSpec, state: str
 ) -> None:
-    deployer.deploy(shape(spec), PACKAGE)
+    deployer.deploy(shape(spec), package())
     cloud.functions["funcpipe-1vCPU-2048MB"]["state"] = state
     done = len(changes(cloud))
-    deployer.deploy(shape(spec), PACKAGE)
+    deployer.deploy(shape(spec), package())
     assert changes(cloud)[done:] == ["UpdateFunction"]
     assert cloud.functions["funcpipe-1vCPU-2048MB"]["state"] == "Active"
 
@@ -304,7 +305,7 @@ def test_functions_may_read_buckets_of_data_and_nothing_else(
     deployer: Deployer, cloud: AliyunCloud, spec: PlatformSpec
 ) -> None:
     data = (data_bucket("oss://images/train/"), data_bucket("texts"))
-    deployer.deploy(replace(shape(spec), data=data), PACKAGE)
+    deployer.deploy(replace(shape(spec), data=data), package())
     images, texts = "acs:oss:*:1000:images", "acs:oss:*:1000:texts"
     for action, resource, prefix, may in (
         ("oss:GetObject", f"{images}/train/a.mds", "", True),
@@ -333,12 +334,12 @@ def test_rights_name_their_resources(spec: PlatformSpec) -> None:
 def test_objects_expire_after_the_days_that_are_wanted_and_old_versions_after_one(
     deployer: Deployer, oss: OssServer, spec: PlatformSpec
 ) -> None:
-    deployer.deploy(shape(spec), PACKAGE)
+    deployer.deploy(shape(spec), package())
     (rules,) = oss.buckets.values()
     assert b"<Prefix>runs/</Prefix><Status>Enabled</Status><Expiration><Days>7</Days></Expiration>" in rules
     assert b"<NoncurrentVersionExpiration><NoncurrentDays>1</NoncurrentDays></NoncurrentVersionExpiration>" in rules
     assert b"<AbortMultipartUpload><Days>1</Days></AbortMultipartUpload>" in rules
-    found = deployer.deploy(replace(shape(spec), keep_days=30), PACKAGE)
+    found = deployer.deploy(replace(shape(spec), keep_days=30), package())
     (longer,) = oss.buckets.values()
     assert longer == rules.replace(b"<Days>7</Days>", b"<Days>30</Days>")
     assert "expire after 30 days" in found.keeping_text(spec)

@@ -1,6 +1,8 @@
 """Functions with a GPU on Function Compute: their settings, their image, and what the service has not."""
 
+import functools
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
@@ -19,7 +21,7 @@ from tests.platforms.aliyun.conftest import OFTEN, size
 SPEC = with_gpu_instances(load_spec("aliyun-fc"))
 NAMES = [size.name for size in load_spec("aliyun-fc-gpu").sizes]
 REPOSITORY = "registry.test/you/funcpipe"
-CUDA = container_package(cuda=True)
+cuda = functools.cache(partial(container_package, cuda=True))
 
 
 def shape(*names: str, spec: PlatformSpec = SPEC) -> Shape:
@@ -37,7 +39,7 @@ def test_a_deployment_has_cpu_functions_and_gpu_functions(
     deployer: Deployer, cloud: AliyunCloud, account: Account
 ) -> None:
     """The emulator admits what the vendor's table has."""
-    deployer.deploy(shape("1vCPU-2048MB", *NAMES), CUDA)
+    deployer.deploy(shape("1vCPU-2048MB", *NAMES), cuda())
     found = {name: function.get("gpuConfig") for name, function in cloud.functions.items()}
     assert found == {
         "funcpipe-1vCPU-2048MB": None,
@@ -46,7 +48,7 @@ def test_a_deployment_has_cpu_functions_and_gpu_functions(
         "funcpipe-ada-48GB": {"gpuType": "fc.gpu.ada.1", "gpuMemorySize": 49152},
     }
     done = len(cloud.calls)
-    deployer.deploy(shape("1vCPU-2048MB", *NAMES), CUDA)
+    deployer.deploy(shape("1vCPU-2048MB", *NAMES), cuda())
     assert [call for call in cloud.calls[done:] if not call.startswith(("Get", "List"))] == []
     platform = AliyunPlatform(SPEC, account, polling=OFTEN).of_deployed_sizes()
     assert {size.name: platform.spec.accelerates(size.name) for size in platform.spec.sizes} == {
@@ -69,12 +71,12 @@ def test_their_image_has_cuda_and_its_size_is_said(
     assert not cloud.functions
     said = list[str]()
     monkeypatch.setattr(deployer, "_say", said.append)
-    deployer.deploy(shape(NAMES[0]), CUDA)
+    deployer.deploy(shape(NAMES[0]), cuda())
     deployer.deploy(shape("1vCPU-2048MB"), container_package())
     texts = [text for text in said if "unpacked" in text]
     assert [text.partition("unpacked")[2] for text in texts] == [", with CUDA", ", without CUDA"]
     assert "making funcpipe-tesla-T4-16GB: 8 vCPU, 32768 MB, fc.gpu.tesla.1" in said
-    lines = CUDA.files["requirements.txt"].decode()
+    lines = cuda().files["requirements.txt"].decode()
     assert "+cpu" not in lines
     assert "download.pytorch.org" not in lines
     assert "\ntorch==" in f"\n{lines}"
@@ -99,6 +101,6 @@ def test_what_the_service_has_not_is_refused(size: FunctionSize, rule: str) -> N
 
 def test_a_whole_hopper_is_admitted(deployer: Deployer, cloud: AliyunCloud) -> None:
     hopper = with_gpu("Hopper", 96_000_000_000 >> 20, 16, 98_304)
-    deployer.deploy(Shape(name="funcpipe", sizes=(hopper,), repository=REPOSITORY, watchdog=False), CUDA)
+    deployer.deploy(Shape(name="funcpipe", sizes=(hopper,), repository=REPOSITORY, watchdog=False), cuda())
     (function,) = cloud.functions.values()
     assert function["gpuConfig"] == {"gpuType": "fc.gpu.hopper.1", "gpuMemorySize": 98304}

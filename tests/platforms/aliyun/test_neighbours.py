@@ -1,6 +1,7 @@
 """Deployments side by side in one account: names that begin alike, and regions, which share RAM."""
 
 import copy
+import functools
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +21,7 @@ from tests.cloud_emulation.docker import RegistryDocker
 from tests.contract.oss_server import OssServer
 from tests.platforms.aliyun.conftest import serving
 
-PACKAGE = container_package()
+package = functools.cache(container_package)
 SIZES = ("0.5vCPU-1024MB", "1vCPU-2048MB")
 NEIGHBOUR = "funcpipe-dev"
 
@@ -49,12 +50,12 @@ def other(cloud: AliyunCloud, oss: OssServer, tmp_path: Path) -> Iterator[tuple[
 def test_a_deployment_leaves_one_alone_whose_name_begins_with_its_own(
     deployer: Deployer, cloud: AliyunCloud, oss: OssServer, spec: PlatformSpec
 ) -> None:
-    deployer.deploy(shape(spec, NEIGHBOUR), PACKAGE)
+    deployer.deploy(shape(spec, NEIGHBOUR), package())
     oss.objects[f"{NEIGHBOUR}-1000-cn-test/runs/run-1/kept"] = b"1"
     neighbour = belongings(cloud, oss, NEIGHBOUR)
     assert all(neighbour)
-    deployer.deploy(shape(spec, "funcpipe"), PACKAGE)
-    deployer.deploy(replace(shape(spec, "funcpipe", SIZES[0]), watchdog=False), PACKAGE)
+    deployer.deploy(shape(spec, "funcpipe"), package())
+    deployer.deploy(replace(shape(spec, "funcpipe", SIZES[0]), watchdog=False), package())
     assert belongings(cloud, oss, NEIGHBOUR) == neighbour
     assert sorted(cloud.functions) == sorted(["funcpipe-0_5vCPU-1024MB", *neighbour[0]])
     deployer.destroy("funcpipe")
@@ -67,7 +68,7 @@ def test_functions_may_not_invoke_those_of_a_deployment_whose_name_begins_with_t
     deployer: Deployer, cloud: AliyunCloud, spec: PlatformSpec
 ) -> None:
     for name in ("funcpipe", NEIGHBOUR):
-        deployer.deploy(shape(spec, name), PACKAGE)
+        deployer.deploy(shape(spec, name), package())
     role = cloud.functions["funcpipe-1vCPU-2048MB"]["role"].rpartition("/")[2]
     functions = "acs:fc:cn-test:1000:functions"
     for name, may in [("funcpipe", True), (NEIGHBOUR, False)]:
@@ -79,7 +80,7 @@ def test_functions_may_not_invoke_those_of_a_deployment_whose_name_begins_with_t
 def test_logs_are_of_one_deployment(
     deployer: Deployer, account: Account, cloud: AliyunCloud, spec: PlatformSpec
 ) -> None:
-    deployer.deploy(shape(spec, NEIGHBOUR), PACKAGE)
+    deployer.deploy(shape(spec, NEIGHBOUR), package())
     with pytest.raises(PlatformRefused, match="functions of funcpipe keep no logs, or there are none in cn-test"):
         list(read_logs(account, "funcpipe", "run-1"))
     asked = len(cloud.calls)
@@ -95,9 +96,9 @@ def test_regions_with_the_same_deployment_share_no_role(
     other: tuple[AliyunCloud, OssServer, Deployer],
 ) -> None:
     region, buckets, there = other
-    deployer.deploy(shape(spec, "funcpipe"), PACKAGE)
+    deployer.deploy(shape(spec, "funcpipe"), package())
     here = belongings(cloud, oss, "funcpipe")
-    found = there.deploy(shape(spec, "funcpipe"), PACKAGE)
+    found = there.deploy(shape(spec, "funcpipe"), package())
     assert belongings(region, buckets, "functions-cn-other")
     for one in (cloud, region):
         roles = {function["role"] for function in one.functions.values()}
@@ -113,14 +114,14 @@ def test_regions_with_the_same_deployment_share_no_role(
 def test_rights_that_differ_from_those_wanted_are_changed(
     deployer: Deployer, cloud: AliyunCloud, oss: OssServer, spec: PlatformSpec
 ) -> None:
-    deployer.deploy(shape(spec, "funcpipe"), PACKAGE)
+    deployer.deploy(shape(spec, "funcpipe"), package())
     (policy,) = cloud.ram.policies.values()
     wanted = policy.document
     for _ in range(6):  # more often than a policy has versions
         policy.documents[policy.default] = '{"Version": "1", "Statement": []}'
-        deployer.deploy(shape(spec, "funcpipe"), PACKAGE)
+        deployer.deploy(shape(spec, "funcpipe"), package())
         assert policy.document == wanted
-    deployer.deploy(shape(spec, "funcpipe", *SIZES, "1vCPU-1024MB"), PACKAGE)
+    deployer.deploy(shape(spec, "funcpipe", *SIZES, "1vCPU-1024MB"), package())
     assert "funcpipe-1vCPU-1024MB" in policy.document
     deployer.destroy("funcpipe")
     assert cloud.ram.inventory() == []
@@ -129,10 +130,10 @@ def test_rights_that_differ_from_those_wanted_are_changed(
 def test_functions_with_a_role_of_all_regions_are_deployed_again_and_removed(
     deployer: Deployer, cloud: AliyunCloud, spec: PlatformSpec
 ) -> None:
-    deployer.deploy(shape(spec, "funcpipe"), PACKAGE)
+    deployer.deploy(shape(spec, "funcpipe"), package())
     for function in cloud.functions.values():
         function["role"] = "acs:ram::1000:role/funcpipe-functions"  # as before roles were of one region
-    deployer.deploy(replace(shape(spec, "funcpipe", SIZES[0]), watchdog=False), PACKAGE)
+    deployer.deploy(replace(shape(spec, "funcpipe", SIZES[0]), watchdog=False), package())
     ((name, function),) = cloud.functions.items()
     assert (name, function["state"]) == ("funcpipe-0_5vCPU-1024MB", "Active")
     assert function["role"] == "acs:ram::1000:role/funcpipe-functions-cn-test"
