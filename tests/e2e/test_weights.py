@@ -152,6 +152,49 @@ def test_weights_in_bf16_stay_so(tmp_path: Path) -> None:
     assert found.losses == expected.losses
 
 
+class FewBits(nn.Module):
+    """A layer whose frozen weight lies in 8 or 4 bits, as libraries for quantised models keep it, with an adapter."""
+
+    scale: Tensor
+
+    def __init__(self, inputs: int, outputs: int, bits: int) -> None:
+        super().__init__()
+        packed = torch.zeros(outputs, inputs * bits // 8, dtype=torch.uint8)
+        self.weight = nn.Parameter(packed, requires_grad=False)
+        self.register_buffer("scale", torch.full((outputs, 1), 2.0**-bits))
+        self.down, self.up = nn.Linear(inputs, 2, bias=False), nn.Linear(2, outputs, bias=False)
+        self.bits = bits
+
+    def forward(self, x: Tensor) -> Tensor:
+        low, high = (part.to(x.dtype) for part in (self.weight & 15, self.weight >> 4))
+        whole = self.weight.to(x.dtype) if self.bits == 8 else torch.stack([low, high], -1).flatten(1)
+        result: Tensor = nn.functional.linear(x, (whole - 2 ** (self.bits - 1)) * self.scale) + self.up(self.down(x))
+        return result
+
+
+class Quantised(Model):
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+        for block, bits in zip(self.blocks, (8, 4, 8), strict=True):
+            block.inner = FewBits(8, 16, bits)  # type: ignore[union-attr,unused-ignore]
+
+
+def test_adapters_learn_on_weights_in_8_and_4_bits(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    model = Quantised()
+    for module in model.modules():
+        if isinstance(module, FewBits):
+            module.weight.data = torch.randint(0, 256, module.weight.shape).to(torch.uint8)
+    folder, chosen = write(model, tmp_path), plan(model)
+    before = {name: tensor.clone() for name, tensor in named_tensors(model).items()}
+    found, expected = trained(Quantised, chosen, weights=folder, epochs=1), trained(model, chosen, epochs=1)
+    assert found.losses == expected.losses
+    assert all(torch.equal(tensor, expected.tensors[name]) for name, tensor in found.tensors.items())
+    changed = {name.split(".")[-2] for name, tensor in found.tensors.items() if not torch.equal(tensor, before[name])}
+    assert changed == {"down", "up"}
+
+
 def test_dropout_draws_what_it_draws_in_the_module_itself(tmp_path: Path) -> None:
     torch.manual_seed(1)
     model = Dropping()
