@@ -16,6 +16,7 @@ from funcpipe.core.backoff import Backoff
 from funcpipe.errors import CorruptMessage, WorkerFailed
 from funcpipe.neighbours.parameter_server import function_pool, function_worker
 from funcpipe.neighbours.parameter_server.function_connection import (
+    Arrivals,
     FunctionConnection,
     FunctionMessage,
     Given,
@@ -73,6 +74,7 @@ class WorkTime:
         self._threads = threading.local()
         for module in (function_worker, base):
             monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=self))
+        monkeypatch.setattr(function_worker, "Arrivals", partial(Arrivals, clock=self))  # no time passes in waiting
         monkeypatch.setattr(thread_platform, "_Function", partial(thread_platform._Function, invoked=Invoked(at_s=0.0)))
         work = Replica.work
 
