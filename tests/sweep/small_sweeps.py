@@ -3,6 +3,7 @@
 import contextlib
 import copy
 import dataclasses
+import functools
 import re
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -40,6 +41,12 @@ TRAINED_ON, HELD_OUT = points(1), points(2, 12)
 
 
 def network(width: int = 16) -> nn.Module:
+    """The same for all: functions that are threads draw from the generator that its parameters would be drawn from."""
+    return copy.deepcopy(_network(width))
+
+
+@functools.cache
+def _network(width: int) -> nn.Module:
     torch.manual_seed(5)
     return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 4))
 
