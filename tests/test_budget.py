@@ -25,8 +25,8 @@ class Size(NamedTuple):
 ROOMS = {
     "analysis": Size(461, 6, 19),
     "api": Size(633, 9, 15),
-    "cli": Size(2398, 16, 116),
-    "client": Size(5088, 53, 197),
+    "cli": Size(2396, 16, 116),
+    "client": Size(5091, 53, 197),
     "comm": Size(1417, 25, 59),
     "core": Size(3402, 135, 226),
     "data": Size(524, 17, 18),
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 592, 89_061, 82, 18
+MODULES, LINES, EXPORTED, VERBS = 592, 89_065, 82, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

@@ -103,14 +103,13 @@ def clean(options: Options) -> None:
     option("--optimizer", "write what the optimiser keeps instead, into a folder"),
     option(
         f"--merged {FACTORY}",
-        "factory of a model with adapters of peft, called without memory for it: write its base model, with the "
-        "adapters merged in",
+        "factory of the run's model, with adapters of peft, called on the meta device: write the base model with these "
+        "merged in",
     ),
 )
 def export(options: Options) -> None:
     """Write the model of a run to a file or a folder: of one that has finished, was stopped, or still trains."""
     path = free_model_file() if options.output is None else str(options.output)
-    from funcpipe.client.follow.adapters import merge_adapters
     from funcpipe.client.follow.export import load_saved
 
     if options.optimizer and not is_folder(path):
@@ -121,13 +120,12 @@ def export(options: Options) -> None:
         check_model_file(path)
     model = _model_of(options.merged) if options.merged else None
     saved = load_saved(options.name, storage=options.storage, step=options.step, opened=is_folder(path))
-    state = saved.state_dict() if model is None else merge_adapters(model, saved.state_dict())
     if options.optimizer:
         write_optimizer(saved.state, path)
     elif is_folder(path):
-        write_shards(state, path)
+        write_shards(saved.state_dict(model), path)
     else:
-        held = dict(state)
+        held = dict(saved.state_dict(model))
         check_holds(path, held)
         write_model(held, path)
     what = "optimizer" if options.optimizer else "model"

@@ -40,15 +40,15 @@ def points(seed: int, count: int = SAMPLES) -> TensorDataset:
 TRAINED_ON, HELD_OUT = points(1), points(2, 12)
 
 
-def network(width: int = 16) -> nn.Module:
+def network() -> nn.Module:
     """The same for all: functions that are threads draw from the generator that its parameters would be drawn from."""
-    return copy.deepcopy(_network(width))
+    return copy.deepcopy(_network())
 
 
 @functools.cache
-def _network(width: int) -> nn.Module:
+def _network() -> nn.Module:
     torch.manual_seed(5)
-    return nn.Sequential(nn.Linear(4, width), nn.ReLU(), nn.Linear(width, 4))
+    return nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 4))
 
 
 def make(trial: optuna.Trial) -> FuncPipe:

@@ -11,15 +11,15 @@ from funcpipe.errors import ModelError
 from funcpipe.model.tensors import named_tensors
 from funcpipe.training.state_dict import Read, StateDict
 
-_ALONE = "one by one (load the run into the model, and use merge_and_unload of peft)"
+_BY_LAYER = "layer by layer (load the run into the model, and use merge_and_unload of peft)"
 
 
 def merge_adapters(model: nn.Module, state: Mapping[str, Tensor]) -> StateDict:
     """The `state_dict` of the base model of `model`, with the adapters merged into it that are active there.
 
     `model` is a PeftModel, whose contents are not read (it may be on the meta device), and `state` its tensors. Each
-    tensor is read and merged, as by peft's `merge_and_unload`, when it is asked for. Raises ModelError for another
-    model than that of `state`, and for one whose adapters are not parts of its layers.
+    tensor is read and merged, as by peft's `merge_and_unload`, when it is asked for. Raises ModelError where adapters
+    are not parts of layers.
     """
     try:
         from peft import PeftModel
@@ -31,15 +31,12 @@ def merge_adapters(model: nn.Module, state: Mapping[str, Tensor]) -> StateDict:
             f"a {type(model).__name__} has no adapters that can be merged into its layers; give the model that "
             "get_peft_model of peft returns for LoRA or the like"
         )
-    for name in sorted(named_tensors(model).keys() ^ state.keys()):
-        where = f"the model has no {name!r}" if name in state else f"{name!r} is not in the run"
-        raise ModelError(f"the run trained another model: {where}; make the model as it was for the run")
     places = list(_places(model, state))
     layers: dict[int, tuple[str, Read]] = {}
     for name, place, tensor, is_merged in places:
         if is_merged and layers.setdefault(id(tensor), (name, place))[0] != name:
             raise ModelError(
-                f"{name} is the same tensor as {layers[id(tensor)][0]}; their adapters cannot be merged {_ALONE}"
+                f"{name} is the same tensor as {layers[id(tensor)][0]}; their adapters cannot be merged {_BY_LAYER}"
             )
     prefix = next(path for path, module in model.named_modules() if module is model.base_model.model) + "."
     return StateDict(
@@ -82,8 +79,8 @@ def _merged(layer: Any, path: str, name: str, state: Mapping[str, Tensor]) -> Te
             own.merge(safe_merge=True)
             own = own.get_base_layer()
     except (ValueError, RuntimeError) as error:  # torch's own for what has no contents: tensors of other layers
-        raise ModelError(f"the adapters of {path} cannot be merged {_ALONE}: {error}") from error
+        raise ModelError(f"the adapters of {path} cannot be merged {_BY_LAYER}: {error}") from error
     found = named_tensors(own)[name].detach()
     if found.is_meta:
-        raise ModelError(f"the adapters of {path} cannot be merged {_ALONE}: they use tensors of other layers")
+        raise ModelError(f"the adapters of {path} cannot be merged {_BY_LAYER}: they use tensors of other layers")
     return found

@@ -113,13 +113,19 @@ class SavedModel:
     state: StageState
     base: StateDict
 
-    def state_dict(self) -> Mapping[str, Tensor]:
+    def state_dict(self, merged: nn.Module | None = None) -> Mapping[str, Tensor]:
         """The model's parameters and buffers, for its `load_state_dict`; a tied one under each of its names.
 
-        Those that the run does not change, if there are any, are read when they are asked for.
+        Those that the run does not change, if there are any, are read when they are asked for. With the model as
+        `merged`, it is that of its base model, as `export` returns it.
         """
         learned = self.state.state_dict()
-        return self.base.replaced(learned) if self.base else learned
+        found = self.base.replaced(learned) if self.base else learned
+        if merged is None:
+            return found
+        result = merge_adapters(merged, found)
+        _check_names("model", self.run, found, named_tensors(merged))
+        return result
 
 
 def export(
@@ -137,8 +143,7 @@ def export(
     Raises RunUnknown, RunKeyMissing for a run of another machine, InvalidValue where `step` is not saved, or ModelError
     where `merged` is another model, or has no adapters that can be merged.
     """
-    found = load_saved(run, storage=storage, step=step, opened=merged is not None).state_dict()
-    return found if merged is None else merge_adapters(merged, found)
+    return load_saved(run, storage=storage, step=step, opened=merged is not None).state_dict(merged)
 
 
 def load_saved(run: str, *, storage: str | Storage, step: int | None = None, opened: bool = False) -> SavedModel:
@@ -196,10 +201,14 @@ def load_into(
     return saved.step
 
 
-def _check_same(what: str, run: str, found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+def _check_names(what: str, run: str, found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
     for name in sorted(found.keys() ^ own.keys()):
         where = f"the {what} has no {name!r}" if name in found else f"{name!r} is not in the run"
         raise ModelError(f"run {run} trained another {what}: {where}; make the {what} as it was for the run")
+
+
+def _check_same(what: str, run: str, found: Mapping[str, Tensor], own: Mapping[str, Tensor]) -> None:
+    _check_names(what, run, found, own)
     for name, tensor in found.items():
         if tensor.shape != own[name].shape:
             raise ModelError(
