@@ -73,12 +73,18 @@ class Device:
         """Have `stages` and what `loss` reaches on the device. All tensors stay the objects that they are."""
         if self.is_host:
             return
-        for tensor in {id(tensor): tensor for tensor in _held(stages, loss)}.values():
+        modules = _modules(stages, loss)
+        recurrent = [part for module in modules for part in module.modules() if isinstance(part, nn.RNNBase)]
+        for part in recurrent:
+            part._flat_weight_refs = []  # a tensor with weak references cannot be swapped
+        for tensor in {id(tensor): tensor for tensor in _held(modules, loss)}.values():
             if tensor.device != self._device:
                 moved = tensor.detach().to(self._device)
                 if isinstance(tensor, nn.Parameter):
                     moved = nn.Parameter(moved, tensor.requires_grad)
                 torch.utils.swap_tensors(tensor, moved)  # type: ignore[no-untyped-call]
+        for part in recurrent:
+            part._init_flat_weights()
         for stage in stages:
             layers = (replace(layer, calls=tuple(map(self._placed, layer.calls))) for layer in stage.program.layers)
             stage.program = replace(stage.program, layers=tuple(layers))
@@ -159,13 +165,16 @@ def numbers(tensors: Sequence[Tensor]) -> list[float]:
     return found
 
 
-def _held(stages: Sequence[StageModule], loss: Callable[..., Any] | None) -> Iterator[Tensor]:
-    """Yield the tensors of `stages`, and those that `loss` reaches."""
-    modules: list[nn.Module] = list(stages)
+def _modules(stages: Sequence[StageModule], loss: Callable[..., Any] | None) -> list[nn.Module]:
+    """Return `stages`, and the modules that `loss` reaches."""
+    reached = () if loss is None else reached_values(loss)
+    return [*stages, *(value for _, value in reached if isinstance(value, nn.Module))]
+
+
+def _held(modules: Sequence[nn.Module], loss: Callable[..., Any] | None) -> Iterator[Tensor]:
+    """Yield the tensors of `modules`, and those that `loss` reaches."""
     if loss is not None:
-        found = [value for _, value in reached_values(loss)]
-        yield from (value for value in found if isinstance(value, Tensor))
-        modules += [value for value in found if isinstance(value, nn.Module)]
+        yield from (value for _, value in reached_values(loss) if isinstance(value, Tensor))
     for module in modules:
         yield from module.parameters()
         yield from module.buffers()

@@ -227,6 +227,26 @@ def test_what_the_model_makes_and_the_loss_holds_is_on_the_device() -> None:
     assert not differing(found, plain(on_device, plan, momentum))
 
 
+class Recurrent(nn.Module):
+    """A recurrent layer, which holds weak references to its weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.RNN(4, WIDE, batch_first=True)
+        self.last = nn.Linear(WIDE, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        output: Tensor = self.last(self.inner(x[:, None])[0][:, 0])
+        return output
+
+
+@on_stand_in
+def test_a_recurrent_layer_moves_with_its_weak_references() -> None:
+    network = Network(Recurrent, F.cross_entropy, vectors)
+    plan = plan_of(network, 2, 1)
+    assert not differing(trained(network, plan, momentum), plain(network, plan, momentum))
+
+
 weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
 
 

@@ -115,7 +115,7 @@ class _Memory:
     def hold(self, tensor: Tensor) -> None:
         """Count the memory of a tensor of the host, which is the device's from now on, until nothing refers to it."""
         storage = tensor.untyped_storage()
-        place, size = storage.data_ptr(), storage.nbytes()
+        place, size = storage.data_ptr(), -(-storage.nbytes() // BLOCK_BYTES) * BLOCK_BYTES
         with self._lock:
             if not size or place in self._held:
                 return
@@ -130,6 +130,9 @@ class _Memory:
         with self._lock:
             self.bytes -= self._held.pop(place)
 
+
+BLOCK_BYTES = 512
+"""Memory is given in multiples of this, as CUDA's is."""
 
 TOTAL_BYTES = 1 << 30
 """The memory of the device."""
@@ -303,6 +306,43 @@ _WITH_KERNELS = (
 """Operators for which GPUs have kernels, and devices that torch does not know take them apart."""
 
 
+class _Attention(torch.autograd.Function):
+    """Attention by one kernel, which keeps no probabilities, as that of GPUs."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, causal: bool, mask: Any, scale: Any) -> Tensor:
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+        output, logsumexp = _run(kernel, query, key, value, 0.0, causal, attn_mask=mask, scale=scale)
+        ctx.save_for_backward(query, key, value, output, logsumexp)
+        ctx.options = causal, mask, scale
+        found: Tensor = output
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        causal, mask, scale = ctx.options
+        kernel = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+        found = _run(kernel, gradient, *ctx.saved_tensors, 0.0, causal, attn_mask=mask, scale=scale)
+        return *found, None, None, None
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+) -> Tensor:
+    assert not dropout_p, "the processor's kernel draws nothing"
+    assert not enable_gqa, "the processor's kernel has as many keys as queries"
+    found: Tensor = _Attention.apply(query, key, value, is_causal, attn_mask, scale)  # type: ignore[no-untyped-call]
+    return found
+
+
 _IN_BF16 = ("linear", "matmul", "conv2d", "scaled_dot_product_attention")
 _IN_FP32 = ("layer_norm", "cross_entropy_loss")
 """Operators that autocast casts for, as CUDA's does: see torch.amp's documentation."""
@@ -347,6 +387,7 @@ def install() -> None:
     }
     for name, kernel in kernels.items():
         aten.impl(name, kernel, "PrivateUse1")
+    aten.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
     for name in _IN_BF16:
         aten.impl(name, functools.partial(_cast, getattr(torch.ops.aten, name).default), "AutocastPrivateUse1")
     for name in _IN_FP32:
