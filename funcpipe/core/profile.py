@@ -7,6 +7,7 @@ from typing import ClassVar
 from funcpipe.core import checks
 from funcpipe.core.accelerator import Accelerator, Work, total
 from funcpipe.core.choices import Precision
+from funcpipe.core.json_form import IF_CHANGED
 from funcpipe.core.platform import FunctionSize
 from funcpipe.core.texts import Described
 from funcpipe.errors import InvalidValue
@@ -18,11 +19,12 @@ class LayerProfile:
 
     `parameter_bytes` are trainable; frozen parameters and buffers, and packages that only this layer needs, are
     `constant_bytes`. `activation_bytes` is what the layer keeps from its forward until its backward. `input_bytes`
-    are the model inputs that it reads. `parts` names the layers of the model's graph that were folded into this one,
-    in order; it is empty for a single layer. `workspace_bytes` is what the layer needs in addition while it runs,
-    forward or backward. `forward_spread` and `backward_spread` are the interquartile range of the measured seconds
-    divided by their median. `forward_work` and `backward_work` tell how long it takes on a device that was not
-    measured; profiles of old lack them.
+    are the model inputs that it reads. `parts` names the layers of the model's graph that were folded into this one, in
+    order; it is empty for a single layer. `workspace_bytes` is what the layer needs in addition while it runs, forward
+    or backward. On a GPU, whose operators are others, a layer may keep another number of bytes:
+    `device_activation_bytes`, if that is known. `forward_spread` and `backward_spread` are the interquartile range of
+    the measured seconds divided by their median. `forward_work` and `backward_work` tell how long it takes on a device
+    that was not measured; profiles of old lack them.
     """
 
     name: str
@@ -38,9 +40,11 @@ class LayerProfile:
     backward_spread: float = 0.0
     forward_work: Work | None = None
     backward_work: Work | None = None
+    device_activation_bytes: int | None = field(default=None, metadata=IF_CHANGED)
 
     def __post_init__(self) -> None:
         checks.all_at_least(self, 0, "parameter_bytes", "activation_bytes", "constant_bytes", "input_bytes")
+        checks.all_at_least(self, 0, "device_activation_bytes")
         checks.all_at_least(self, 0, "workspace_bytes", "forward_spread", "backward_spread")
         for name in ("forward_s", "backward_s"):
             for i, seconds in enumerate(getattr(self, name)):
@@ -59,6 +63,11 @@ class LayerProfile:
         if forward_s is None or backward_s is None:
             raise InvalidValue(f"rates of {device.name}", None, "must be known: fp32_tflop_s and memory_gb_s")
         return forward_s, backward_s
+
+    @property
+    def kept_on_device_bytes(self) -> int:
+        """The bytes that the layer keeps on a GPU from its forward until its backward."""
+        return self.activation_bytes if self.device_activation_bytes is None else self.device_activation_bytes
 
     @property
     def graph_layers(self) -> tuple[str, ...]:

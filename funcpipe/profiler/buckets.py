@@ -99,6 +99,7 @@ def _layer(layers: Sequence[LayerProfile], shares: Sequence[float]) -> LayerProf
         activation_bytes=max(layer.activation_bytes for layer in layers),
         input_bytes=max(layer.input_bytes for layer in layers),
         workspace_bytes=max(layer.workspace_bytes for layer in layers),
+        device_activation_bytes=max(layer.kept_on_device_bytes for layer in layers),
         forward_work=_mean_work([layer.forward_work for layer in layers], shares),
         backward_work=_mean_work([layer.backward_work for layer in layers], shares),
     )

@@ -14,6 +14,9 @@ from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from funcpipe.core import LayerReport, PlatformSpec
 from funcpipe.core.accelerator import Work
@@ -32,13 +35,15 @@ _CACHE_BYTES = 32 << 20  # more than a core keeps for itself
 class LayerRun:
     """A forward pass of a layer: the tensors it sends, and what it saves for backward.
 
-    That is `own_bytes` in storages that no other layer sees, and those that are `saved` among the storages of values
-    that pass between layers (address to bytes). `output_bytes` are those of the model's output, if it makes that.
+    That is `own_bytes` in storages that no other layer sees, on a GPU `device_bytes`, and those that are `saved` among
+    the storages of values that pass between layers (address to bytes). `output_bytes` are those of the model's output,
+    if it makes that.
     """
 
     sent: Mapping[str, Tensor]
     saved: Mapping[int, int]
     own_bytes: int = 0
+    device_bytes: int = 0
     output_bytes: int = 0
 
 
@@ -49,8 +54,51 @@ Measure = Callable[[StageModule, Mapping[str, Tensor], Loss | None, int], Timing
 """Takes a layer, its values, the last layer's loss and the repeats; measures at once or when the Timing is called."""
 
 
-def run_layer(stage: StageModule, values: Mapping[str, Tensor]) -> LayerRun:
-    """Run a layer forward once on `values`."""
+def run_layer(stage: StageModule, values: Mapping[str, Tensor], loss: Loss | None = None) -> LayerRun:
+    """Run a layer forward once on `values`, the last one with `loss`; again if a GPU keeps less of its attention."""
+    with AttentionOfGpus(replace=False) as attention:
+        found = _run(stage, values, loss)
+    if not attention.found:
+        return found
+    with AttentionOfGpus(replace=True):
+        return replace(found, device_bytes=_run(stage, values, loss).device_bytes)
+
+
+class AttentionOfGpus(TorchFunctionMode):
+    """Finds attention with dropout, which keeps probabilities on a processor but none on a GPU, and may `replace` it by
+    attention without dropout, which keeps as much as on a GPU.
+    """
+
+    def __init__(self, *, replace: bool) -> None:
+        super().__init__()
+        self._replace = replace
+        self.found = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = dict(kwargs or {})
+        if func is F.scaled_dot_product_attention and (kwargs.get("dropout_p") or any(args[4:5])):
+            self.found = True
+            if self._replace:
+                args = (*args[:4], *(0.0 for _ in args[4:5]), *args[5:])
+                kwargs.pop("dropout_p", None)
+        return func(*args, **kwargs)
+
+
+class Noise(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Finds what dropout multiplies by on a processor: a number for each element, for which a GPU keeps a byte."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.element_bytes: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if func is torch.ops.aten.bernoulli_.float:
+            self.element_bytes[storage_id(result)] = result.itemsize
+        return result
+
+
+def _run(stage: StageModule, values: Mapping[str, Tensor], loss: Loss | None) -> LayerRun:
     constant = {storage_id(tensor) for tensor in (*stage.parameters(), *stage.buffers())}
     saved: dict[int, int] = {}
     kept: list[Tensor] = []  # so that no address is used twice
@@ -61,15 +109,19 @@ def run_layer(stage: StageModule, values: Mapping[str, Tensor]) -> LayerRun:
         kept.append(tensor.detach())
         return tensor
 
-    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+    with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor), Noise() as noise:
         sent, output = stage(_leaves(stage, values))
+        if loss is not None and stage.is_last:
+            loss(output)
     output_bytes = sum(leaf.nbytes for leaf in flatten(output)[0] if isinstance(leaf, Tensor))
     seen = {storage_id(tensor) for tensor in (*values.values(), *sent.values())}
+    own = {address: size for address, size in saved.items() if address not in seen}
     return LayerRun(
         {name: tensor.detach() for name, tensor in sent.items()},
         {address: size for address, size in saved.items() if address in seen},
-        sum(size for address, size in saved.items() if address not in seen),
-        output_bytes,
+        own_bytes=sum(own.values()),
+        device_bytes=sum(size // noise.element_bytes.get(address, 1) for address, size in own.items()),
+        output_bytes=output_bytes,
     )
 
 

@@ -68,11 +68,14 @@ class ProfileBuilder:
         for name, tensor in run.sent.items():
             self._bytes[name] = tensor.numel() * tensor.itemsize
             self._alive.setdefault(_address(tensor), _Storage()).names.add(name)
+        activation_bytes = self._newly_saved(number, run)
+        device_bytes = activation_bytes - run.own_bytes + run.device_bytes
         untimed = LayerProfile(
             name=layer.name,
             parameter_bytes=parameter_bytes,
             constant_bytes=sum(tensor.nbytes for tensor in tensors) - parameter_bytes,
-            activation_bytes=self._newly_saved(number, run),
+            activation_bytes=activation_bytes,
+            device_activation_bytes=None if device_bytes == activation_bytes else device_bytes,
             input_bytes=sum(self._inputs[name].nbytes for name in layer.inputs),
             forward_s=(0.0,) * self._sizes,
             backward_s=(0.0,) * self._sizes,
@@ -222,7 +225,7 @@ def profile(
 
     def run(stage: StageModule, given: dict[str, Tensor]) -> LayerRun:
         with _undisturbed(stage), contextlib.nullcontext() if whole else cutting(graph, micro_batch):
-            return run_layer(stage, given)
+            return run_layer(stage, given, loss)
 
     with _undisturbed(graph.module) if on is None else contextlib.nullcontext():
         for i, layer in enumerate(_measured(graph, builder, values, run, measure)):

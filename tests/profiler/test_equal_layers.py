@@ -152,7 +152,7 @@ def run_names(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the layers that are run."""
     names: list[str] = []
 
-    def counted(stage: StageModule, values: Mapping[str, Tensor]) -> LayerRun:
+    def counted(stage: StageModule, values: Mapping[str, Tensor], loss: object = None) -> LayerRun:
         names.append(stage.program.layers[0].name)
         return run_layer(stage, values)
 

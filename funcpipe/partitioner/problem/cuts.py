@@ -111,6 +111,7 @@ def _merged(profile: ModelProfile, first: int, stop: int) -> LayerProfile:
         backward_spread=_mean([layer.backward_spread for layer in layers], [layer.backward_s for layer in layers]),
         forward_work=total(layer.forward_work for layer in layers),
         backward_work=total(layer.backward_work for layer in layers),
+        device_activation_bytes=sum(layer.kept_on_device_bytes for layer in layers),
     )
 
 

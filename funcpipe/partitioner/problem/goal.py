@@ -227,6 +227,7 @@ def _layer(layer: LayerProfile) -> LayerProfile:
         parameter_bytes=0,
         constant_bytes=layer.constant_bytes + layer.parameter_bytes,
         activation_bytes=0,
+        device_activation_bytes=None,
         workspace_bytes=max(layer.workspace_bytes, layer.activation_bytes),
         backward_s=(0.0,) * len(layer.backward_s),
         backward_spread=0.0,

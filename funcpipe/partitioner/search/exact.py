@@ -272,7 +272,12 @@ def _remedies(problem: Problem, need: _Need, largest: str) -> Iterator[str]:
 def _halved(profile: ModelProfile) -> ModelProfile:
     """The profile with half the micro-batch, as if everything sent and kept were proportional to it."""
     layers = tuple(
-        replace(layer, activation_bytes=layer.activation_bytes // 2, input_bytes=layer.input_bytes // 2)
+        replace(
+            layer,
+            activation_bytes=layer.activation_bytes // 2,
+            device_activation_bytes=layer.kept_on_device_bytes // 2,
+            input_bytes=layer.input_bytes // 2,
+        )
         for layer in profile.layers
     )
     tensors = tuple(replace(tensor, forward_bytes=tensor.forward_bytes // 2) for tensor in profile.tensors)

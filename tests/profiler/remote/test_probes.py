@@ -146,7 +146,7 @@ def test_layers_are_timed_in_functions_of_every_size(tmp_path: Path) -> None:
     assert all(len(layer.forward_s) == 2 and min(layer.forward_s) > 0 for layer in found.layers)
     assert [(probe.size, probe.memory_mb) for probe in platform.probes] == [("1024MB", 1024), ("2048MB", 2048)]
     assert open_storage(tmp_path.as_uri()).list("") == ()
-    here = pipe().profile(torch.zeros(2, 4), micro_batch=2, platform=spec())
+    here = pipe().profile(torch.zeros(2, 4), micro_batch=2, platform=spec(), sample_target=torch.zeros(2).long())
     assert here.estimated
     assert [layer.name for layer in here.layers] == [layer.name for layer in found.layers]
     assert [layer.activation_bytes for layer in here.layers] == [layer.activation_bytes for layer in found.layers]
