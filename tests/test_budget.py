@@ -28,21 +28,21 @@ ROOMS = {
     "cli": Size(2396, 16, 116),
     "client": Size(5091, 53, 197),
     "comm": Size(1417, 25, 59),
-    "core": Size(3402, 135, 226),
+    "core": Size(3408, 135, 226),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),
     "model": Size(6173, 96, 241),
     "neighbours": Size(3753, 72, 199),
-    "partitioner": Size(5698, 72, 272),
+    "partitioner": Size(5754, 73, 277),
     "platforms": Size(6703, 107, 264),
-    "profiler": Size(1019, 13, 44),
+    "profiler": Size(1059, 15, 46),
     "runstate": Size(2637, 41, 138),
     "scheduler": Size(2006, 42, 63),
     "show": Size(1762, 11, 98),
     "sweep": Size(1176, 22, 22),
     "testing": Size(840, 19, 23),
-    "training": Size(5846, 106, 207),
+    "training": Size(5853, 106, 207),
     "worker": Size(2338, 37, 48),
 }
 """The budget of each folder of `funcpipe`."""
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 592, 89_065, 82, 18
+MODULES, LINES, EXPORTED, VERBS = 592, 89_262, 82, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

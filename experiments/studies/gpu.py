@@ -1,8 +1,9 @@
-"""Whether stages on this machine's GPU compute the bits of plain PyTorch on it, whatever the cut, and after a death.
+"""Whether stages on this machine's GPU compute the bits of plain PyTorch on it, and hold as much memory as planned.
 
 Functions are threads of this process, which share the GPU. Without one they share the tests' stand-in, which computes
 on the processor and says nothing of a GPU's kernels or speed: the first line says which it was. A worker of the last
-plan of each network is killed once, and repeats the step. Exits with 1 where any bit differs.
+plan of each network is killed once, and repeats the step. What tensors hold at their peak is compared for networks of
+six kinds, each as one stage. Exits with 1 where any bit differs, or a peak by more than 10 %.
 
     python -m experiments.studies.gpu --json gpu.json
 """
@@ -21,9 +22,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from funcpipe.core import FaultTolerance, Plan, ScheduleKind
+from funcpipe.core import MB, FaultTolerance, Plan, ScheduleKind
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.device import compute_deterministically
+from tests.e2e import device_memory
 from tests.e2e.networks import RESIDUAL, TRANSFORMER, Network
 from tests.e2e.plans import even_plan, momentum, sample_numbers
 from tests.e2e.reference import largest_difference, train
@@ -37,6 +39,11 @@ CUTS: dict[str, Sequence[tuple[int, int]]] = {"residual": ((1, 1), (3, 1)), "tra
 
 STEPS = 2
 ROW = "{network:12} {stages:6} {replicas:8} {killed!s:>6} {difference:10.1e} {s:7.2f} {plain_s:7.2f}"
+
+
+PEAK = "{network:12} {predicted_mb:12.2f} {counted_mb:10.2f} {off:+7.1%}"
+OFF = 0.1
+"""The share by which a predicted peak may be wrong."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -61,11 +68,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 for stages, replicas in cuts:
                     rows.append(row(name, device, stages, replicas, killed=(stages, replicas) == cuts[-1]))
                     print(ROW.format(**rows[-1]), flush=True)
+            peaks = memory(device, micro_batch=1024 if is_real else 4)
     if options.json is not None:
-        options.json.write_text(json.dumps({"device": where, "is_real": is_real, "rows": rows}, indent=2) + "\n")
+        found_here = {"device": where, "is_real": is_real, "rows": rows, "peaks": peaks}
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(found_here, indent=2) + "\n")
     differing = sum(found["difference"] > 0 for found in rows)
+    wrong = sum(abs(found["off"]) > OFF for found in peaks)
     print(f"\n{len(rows) - differing} of {len(rows)} runs have the bits of plain PyTorch on {where}")
-    return 1 if differing else 0
+    print(f"{len(peaks) - wrong} of {len(peaks)} networks hold what was predicted, within {OFF:.0%}")
+    return 1 if differing or wrong else 0
+
+
+def memory(device: str, *, micro_batch: int) -> list[dict[str, Any]]:
+    """Print and return what tensors hold at their peak: as predicted, and as the device counts it."""
+    print(f"\n{'network':12} {'predicted MB':>12} {'counted MB':>10} {'off':>7}")
+    peaks = []
+    for name, network in device_memory.NETWORKS.items():
+        found = device_memory.peak(network, device, micro_batch=micro_batch)
+        mb = {"predicted_mb": found.predicted_bytes / MB, "counted_mb": found.counted_bytes / MB}
+        peaks.append({"network": name, **mb, "off": found.off})
+        print(PEAK.format(**peaks[-1]), flush=True)
+    return peaks
 
 
 def row(name: str, device: str, stages: int, replicas: int, *, killed: bool) -> dict[str, Any]:

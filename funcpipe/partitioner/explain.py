@@ -162,6 +162,7 @@ def _stage(plan: Plan, number: int, problem: Problem) -> StageExplanation:
     workspace = max(layer.workspace_bytes for layer in layers)
     each, device = plan.micro_batches // plan.replicas, estimate.device
     here = estimate if device is None else device
+    workspace = workspace if device is None else min(workspace, device.activation_bytes)
     kept = 2 * parameters + optimizer + meetings + constant
     return StageExplanation(
         layers=stage.layers or tuple(name for layer in layers for name in layer.graph_layers),

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from funcpipe.analysis.predict import predict
@@ -26,6 +27,7 @@ from funcpipe.core import (
 )
 from funcpipe.core.accelerator import Accelerator, Work
 from funcpipe.errors import Infeasible, InvalidValue, PlanError
+from funcpipe.partitioner.cost.backward_peaks import backward_peaks
 from funcpipe.partitioner.cost.evaluate import check_memory, evaluate
 from funcpipe.partitioner.cost.formulas import DRIVER_BYTES
 from funcpipe.partitioner.explain import explain
@@ -110,28 +112,30 @@ SLOW = gpu_platform(slow_bus(gpu_size("gpu", memory_mb=4096, device_mb=4096)), c
 
 
 def test_a_stage_has_a_memory_on_the_device_and_one_on_the_host() -> None:
-    """By hand: parameters, gradients and momentum, constants, activations with workspace and an eighth of waste; and on
-    the host three copies of the gradient to sum, parameters and momentum to save, each message of 10 bytes twice.
+    """By hand: parameters, gradients and momentum, constants, activations with workspace, the gradient of what is sent,
+    and an eighth of waste; and on the host three copies of the gradient to sum, parameters and momentum to save, each
+    message of 10 bytes twice.
     """
     spec = gpu_platform(gpu_size("gpu", memory_mb=4096, device_mb=4096))
     first = evaluate(two_stages(spec, replicas=4), two_layers(spec), spec).stages[0]
     assert first.device is not None
     assert first.device.has_bytes == 4096 * MB
-    assert first.device.needs_bytes == 512 * MB + 3 * 100 + 7 + 40 + 5
+    assert first.device.needs_bytes == 512 * MB + 3 * 100 + 7 + (40 + 10) + 50 // 8
     assert first.memory_bytes == 300 + DRIVER_BYTES + 3 * 100 + 2 * 100 + 2 * (10 + 10)
     plan = replace(two_stages(spec), estimate=evaluate(two_stages(spec), two_layers(spec), spec))
     assert from_text(Plan, to_text(plan), source="here") == plan
 
 
 def test_adam_s_step_holds_a_copy_of_the_parameters_where_activations_were() -> None:
-    """By hand: the first stage has 100 bytes of parameters and 45 of activations, which are gone by then."""
+    """By hand: the first stage has 100 bytes of parameters, and far less of activations, which are gone by then."""
     spec = gpu_platform(gpu_size("gpu", memory_mb=4096, device_mb=4096))
     plan = two_stages(spec, optimizer=OptimizerKind.ADAM)
-    device = evaluate(plan, two_layers(spec), spec).stages[0].device
+    profile = two_layers(spec, sent_bytes=16)
+    device = evaluate(plan, profile, spec).stages[0].device
     assert device is not None
     assert device.needs_bytes == 512 * MB + 4 * 100 + 7 + 100
-    host = evaluate(replace(plan, optimizer=OptimizerKind.MOMENTUM), two_layers(spec), spec).stages[0]
-    assert host.memory_bytes == evaluate(plan, two_layers(spec), spec).stages[0].memory_bytes - 100, "to save it"
+    host = evaluate(replace(plan, optimizer=OptimizerKind.MOMENTUM), profile, spec).stages[0]
+    assert host.memory_bytes == evaluate(plan, profile, spec).stages[0].memory_bytes - 100, "to save it"
 
 
 def test_a_divided_optimiser_and_recomputation_count_on_the_device() -> None:
@@ -146,7 +150,27 @@ def test_a_divided_optimiser_and_recomputation_count_on_the_device() -> None:
     again = evaluate(replace(plan, stages=tuple(replace(s, recompute=True) for s in plan.stages)), profile, spec)
     device = again.stages[1].device
     assert device is not None
-    assert device.activation_bytes == 2 * 10 + 30 + 10  # inputs of two micro-batches, and one that is computed again
+    # inputs of two micro-batches, one that is computed again with its workspace, and the gradient of its input
+    assert device.activation_bytes == 2 * 10 + 30 + 10 + 10
+
+
+def test_one_replica_has_no_gradients_until_its_first_backward_makes_them() -> None:
+    """By hand, as `working_bytes` has it: two layers as one stage of 80 bytes of activations and 10 of parameters."""
+    spec = gpu_platform(gpu_size("gpu", memory_mb=4096, device_mb=4096))
+    profile = two_layers(spec, sent_bytes=15)
+    first, last = (replace(layer, constant_bytes=0) for layer in profile.layers)
+    first = replace(first, parameter_bytes=2, activation_bytes=50, workspace_bytes=20)
+    last = replace(last, parameter_bytes=8, activation_bytes=40, device_activation_bytes=30, workspace_bytes=5)
+    profile = replace(profile, layers=(first, last))
+    assert [*backward_peaks(np.array([0]), np.array([2]), profile)] == [20, 20]
+    stage = replace(two_stages(spec).stages[0], stop=2)
+    plan = replace(two_stages(spec, micro_batches=2), stages=(stage,))
+    four = replace(two_stages(spec, micro_batches=4, schedule=ScheduleKind.ONE_F_ONE_B), stages=(stage,))
+    for expected, one in ((2 * 80 + 20 - 10, plan), (80 + 20, four), (2 * 80 + 20, replace(plan, replicas=2))):
+        one = replace(one, global_batch=one.global_batch * one.replicas)
+        device = evaluate(one, profile, spec).stages[0].device
+        assert device is not None
+        assert (device.state_bytes, device.activation_bytes) == (30, expected)
 
 
 def test_a_function_without_a_gpu_needs_what_it_needed_beside_one_with_a_gpu() -> None:

@@ -21,6 +21,7 @@ from funcpipe.core import (
 )
 from funcpipe.errors import PlanError
 from funcpipe.partitioner.cost import Array, IntArray
+from funcpipe.partitioner.cost.backward_peaks import backward_peaks, most_workspace_bytes
 from funcpipe.partitioner.cost.formulas import Lanes, MemoryUse, lane_times, memory_use, parameter_copies, stage_costs
 from funcpipe.partitioner.cost.loads import Loads, Setting, StageTraffic, functions_of, meeting_share, stage_ties
 from funcpipe.partitioner.cost.pipeline import dollars, plan_costs
@@ -159,7 +160,9 @@ def plan_loads(plan: Plan, profile: ModelProfile, spec: PlatformSpec) -> Loads:
         activation_bytes=_stage_sums(plan.stages, [layer.activation_bytes for layer in profile.layers]),
         input_bytes=inputs + traffic.forward_in_bytes,
         held_input_bytes=held_inputs_bytes(*_borders(plan.stages), profile),
-        workspace_bytes=_most_workspace_bytes(plan.stages, profile),
+        workspace_bytes=most_workspace_bytes(*_borders(plan.stages), profile),
+        device_activation_bytes=_stage_sums(plan.stages, [layer.kept_on_device_bytes for layer in profile.layers]),
+        peaks=backward_peaks(*_borders(plan.stages), profile),
         **loading_of(*_borders(plan.stages), profile),
         is_last=(np.arange(len(plan.stages)) == len(plan.stages) - 1).astype(np.float64),
         recompute=np.array([stage.recompute for stage in plan.stages]),
@@ -266,11 +269,6 @@ def hand_over_time_s(moved_s: float, latency_s: float) -> float:
 
 def _borders(stages: Sequence[Stage]) -> tuple[IntArray, IntArray]:
     return np.array([stage.first for stage in stages]), np.array([stage.stop for stage in stages])
-
-
-def _most_workspace_bytes(stages: Sequence[Stage], profile: ModelProfile) -> Array:
-    workspace = [layer.workspace_bytes for layer in profile.layers]
-    return np.array([max(workspace[stage.first : stage.stop]) for stage in stages], dtype=np.float64)
 
 
 def _bottleneck(lanes: Lanes, sync_s: Array, loads: Loads, setting: Setting) -> str:

@@ -281,10 +281,10 @@ def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse
         waste_bytes=waste_bytes(activation_bytes),
         data_bytes=data_bytes(loads, setting, held) + np.zeros_like(kept),
     )
-    return _split(use, loads, setting) if loads.on_device.any() else use
+    return _split(use, loads, setting, held) if loads.on_device.any() else use
 
 
-def _split(use: MemoryUse, loads: Loads, setting: Setting) -> MemoryUse:
+def _split(use: MemoryUse, loads: Loads, setting: Setting, held: Array | float) -> MemoryUse:
     """`use` of functions, where those with accelerators keep on the device what computes, and else what travels."""
     saved, gradients = parameter_copies(setting) - 1, 1 if setting.replicas > 1 else 0
     host_state = state_bytes(
@@ -306,6 +306,7 @@ def _split(use: MemoryUse, loads: Loads, setting: Setting) -> MemoryUse:
     sent_bytes = traffic.forward_out_bytes + traffic.backward_out_bytes
     messages = 2 * (sent_bytes + traffic.forward_in_bytes + traffic.backward_in_bytes)
     like = np.broadcast_arrays(use.state_bytes + np.zeros(on_device.shape), on_device)[0]
+    working = working_bytes(loads, setting, held) + joint_memory_bytes(loads, setting)
     return MemoryUse(
         base_bytes=np.where(on_device, use.base_bytes + DRIVER_BYTES, use.base_bytes),
         state_bytes=np.where(on_device, host_state, use.state_bytes),
@@ -315,11 +316,31 @@ def _split(use: MemoryUse, loads: Loads, setting: Setting) -> MemoryUse:
         device=MemoryUse(
             base_bytes=np.full_like(like, CONTEXT_MB * MB),
             state_bytes=device_state + np.zeros_like(like),
-            activation_bytes=np.maximum(use.activation_bytes, step_bytes(loads, setting) - use.waste_bytes),
-            waste_bytes=use.waste_bytes,
+            activation_bytes=np.maximum(working, step_bytes(loads, setting) - waste_bytes(working)),
+            waste_bytes=waste_bytes(working),
             data_bytes=np.zeros_like(like),
         ),
     )
+
+
+def working_bytes(loads: Loads, setting: Setting, held: Array | float) -> Array:
+    """Bytes that passes hold on a device at their peak, beside the state with all its gradients.
+
+    One replica has no gradients until its first backward, with all micro-batches held, makes them. After that it holds
+    as many micro-batches again if there are more to come, else one less. Several replicas have the vector of gradients
+    at all times. By hand, with the layers of `backward_peaks`, 80 MB of activations and 10 of parameters: two
+    micro-batches that are all held need 2 * 80 + 20 - 10 = 170 MB in the first backward, and 80 + 20 in the second; of
+    four, of which two are held, the second backward needs 2 * 80 + 20 = 180 MB.
+    """
+    kept = np.where(loads.recompute, loads.input_bytes, loads.device_activation_bytes + loads.held_input_bytes)
+    again = np.where(loads.recompute, loads.device_activation_bytes, 0.0)
+    beyond, making = loads.peaks
+    adding = again + beyond
+    if setting.replicas > 1:
+        return np.asarray(held * kept + adding)
+    left = np.where(np.asarray(held) < setting.micro_batches_each, held, np.asarray(held) - 1)
+    first = held * kept + np.minimum(again + making - loads.parameter_bytes, adding)
+    return np.asarray(np.maximum(np.maximum(first, np.where(left > 0, left * kept + adding, 0.0)), 0.0))
 
 
 def step_bytes(loads: Loads, setting: Setting) -> Array:

@@ -33,6 +33,7 @@ from funcpipe.core import (
 )
 from funcpipe.core.cached import cached_property
 from funcpipe.partitioner.cost import Array, BoolArray, IntArray
+from funcpipe.partitioner.cost.backward_peaks import BackwardPeaks
 from funcpipe.partitioner.cost.rounding import Rounding, rounding_of
 from funcpipe.scheduler.pipeline import in_flight
 
@@ -131,6 +132,8 @@ class Loads:
     for stages that load data, 0 for others; `loaded_bytes` is what they keep of a loaded micro-batch. `is_last` is 1
     for stages that end with the model's last layer, of which each plan has one, 0 for others.
 
+    On an accelerator it keeps `device_activation_bytes` from forward to backward instead, and `peaks` beyond that.
+
     Of functions without an accelerator `device_memory_bytes` and `host_device_bytes_s` are infinite: see
     `functions_of`.
     """
@@ -144,6 +147,8 @@ class Loads:
     input_bytes: Array
     held_input_bytes: Array
     workspace_bytes: Array
+    device_activation_bytes: Array
+    peaks: BackwardPeaks
     loads_data: Array
     loaded_bytes: Array
     is_last: Array

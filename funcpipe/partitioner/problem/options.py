@@ -15,6 +15,7 @@ import numpy as np
 
 from funcpipe.core import NO_PINS, LayerProfile, ModelProfile, Recompute
 from funcpipe.partitioner.cost import Array, BoolArray, IntArray
+from funcpipe.partitioner.cost.backward_peaks import BackwardPeaks, backward_peaks, most_workspace_bytes
 from funcpipe.partitioner.cost.evaluate import column_of, held_inputs_bytes, loading_of
 from funcpipe.partitioner.cost.formulas import admitted, lane_times, memory_use, stage_costs
 from funcpipe.partitioner.cost.loads import Loads, Setting, StageTraffic, Ties, functions_of, stage_ties
@@ -230,21 +231,15 @@ def edge_loads(problem: Problem, graph: StageGraph) -> Loads:
         activation_bytes=total(lambda layer: layer.activation_bytes),
         input_bytes=inputs + traffic.forward_in_bytes,
         held_input_bytes=held_inputs_bytes(graph.first, graph.stop, profile)[:, None],
-        workspace_bytes=_most_workspace_bytes(profile, graph)[:, None],
+        workspace_bytes=most_workspace_bytes(graph.first, graph.stop, profile)[:, None],
+        device_activation_bytes=total(lambda layer: layer.kept_on_device_bytes),
+        peaks=BackwardPeaks(*(column[:, None] for column in backward_peaks(graph.first, graph.stop, profile))),
         **{name: column[:, None] for name, column in loading_of(graph.first, graph.stop, profile).items()},
         is_last=(graph.stop == graph.layers)[:, None].astype(np.float64),
         recompute=np.zeros((len(graph.first), len(sizes)), dtype=bool),
         traffic=traffic,
         **{name: column[None] for name, column in functions_of(sizes).items()},
     )
-
-
-def _most_workspace_bytes(profile: ModelProfile, graph: StageGraph) -> Array:
-    """For each edge the largest workspace of its layers."""
-    workspace = np.array([layer.workspace_bytes for layer in profile.layers], dtype=np.float64)
-    most = np.array([np.pad(np.maximum.accumulate(workspace[first:]), (first, 0)) for first in range(graph.layers)])
-    found: Array = most[graph.first, graph.stop - 1]
-    return found
 
 
 def _edge_sums(profile: ModelProfile, graph: StageGraph, value: Callable[[LayerProfile], object]) -> Array:

@@ -9,6 +9,7 @@ once: arrays have a row for each choice (variant) and a column for each stage.
 """
 
 import itertools
+import math
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import fields
@@ -18,6 +19,7 @@ import numpy as np
 from funcpipe.core import ModelProfile, Plan, Recompute, Stage, SyncWay, find_routes, stages_of_layers
 from funcpipe.errors import Infeasible
 from funcpipe.partitioner.cost import Array, IntArray
+from funcpipe.partitioner.cost.backward_peaks import BackwardPeaks
 from funcpipe.partitioner.cost.evaluate import column_of, plan_traffic
 from funcpipe.partitioner.cost.formulas import admitted, lane_times, memory_use, stage_costs
 from funcpipe.partitioner.cost.loads import Loads, Setting, Ties, functions_of
@@ -157,6 +159,8 @@ def _loads(problem: Problem, cuts: tuple[tuple[int, int], ...], variants: Array)
         input_bytes=inputs + traffic.forward_in_bytes,
         held_input_bytes=np.array([_held_inputs(profile, first, stop) for first, stop in cuts], dtype=np.float64),
         workspace_bytes=np.array([max(x.workspace_bytes for x in part) for part in layers], dtype=np.float64),
+        device_activation_bytes=np.array([sum(x.kept_on_device_bytes for x in part) for part in layers], dtype=float),
+        peaks=BackwardPeaks(*np.array([_peaks(profile, first, stop) for first, stop in cuts]).T),
         loads_data=np.array([profile.loads_data(first, stop) for first, stop in cuts], dtype=np.float64),
         loaded_bytes=np.array([profile.loaded_bytes(first, stop) for first, stop in cuts], dtype=np.float64),
         is_last=(stage == len(cuts) - 1).astype(np.float64),
@@ -164,6 +168,20 @@ def _loads(problem: Problem, cuts: tuple[tuple[int, int], ...], variants: Array)
         traffic=traffic,
         **{name: column[size] for name, column in functions_of(sizes).items()},
     )
+
+
+def _peaks(profile: ModelProfile, first: int, stop: int) -> tuple[float, float]:
+    """Layer by layer, as a backward goes: another way than that of the cost model."""
+    beyond, making, freed, made = -math.inf, -math.inf, 0, 0
+    for number in range(stop - 1, first - 1, -1):
+        layer = profile.layers[number]
+        there = sum(x.backward_bytes for x in profile.tensors if x.producer <= number < x.consumers[-1]) - freed
+        there += sum(x.backward_bytes for x in profile.tensors if number in x.consumers)
+        beyond = max(beyond, there + layer.workspace_bytes)
+        own = max(layer.workspace_bytes, layer.parameter_bytes - layer.kept_on_device_bytes)
+        making = max(making, there + made + own)
+        freed, made = freed + layer.kept_on_device_bytes, made + layer.parameter_bytes
+    return beyond, making
 
 
 def _ties(profile: ModelProfile, stages: Sequence[Stage]) -> Ties:
