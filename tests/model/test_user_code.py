@@ -6,6 +6,7 @@ import zipfile
 from pathlib import Path
 from types import ModuleType
 
+import coverage
 import pytest
 import torch
 from torch import Tensor, nn
@@ -89,3 +90,40 @@ def test_an_error_inside_a_library_names_the_users_line(tmp_path: Path, monkeypa
     library = made(folder, "failing_for_tests", monkeypatch, "def fails(x):\n    raise ValueError('no such size')\n")
     with pytest.raises(ModelError, match=r"test_user_code.py:\d+: `y: Tensor = self.fails\(.*ValueError: no such size"):
         trace(Calls(library), (torch.randn(2, 4),))
+
+
+MEASURED = """
+from funcpipe.errors import ModelError
+from funcpipe.model.graph import trace
+
+def traced(model, batch):
+    graph = trace(model, batch)
+    return graph
+
+def is_traced(model, batch):
+    try:
+        traced(model, batch)
+    except ModelError:
+        return False
+    return True
+"""
+
+
+class Counts(nn.Linear):
+    """Adds how often a forward has run, which a graph cannot."""
+
+    runs = 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        Counts.runs += 1
+        return super().forward(x) + Counts.runs
+
+
+def test_the_coverage_of_a_script_is_measured_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "measured_for_tests" / "__init__.py"
+    measured = coverage.Coverage(data_file=None, config_file=False, include=[str(file)])
+    with measured.collect():
+        script = made(tmp_path, "measured_for_tests", monkeypatch, MEASURED)
+        assert script.is_traced(nn.Linear(2, 2), (torch.ones(2, 2),))
+        assert not script.is_traced(Counts(2, 2), (torch.ones(2, 2),))
+    assert measured.analysis2(str(file))[3] == []

@@ -20,7 +20,14 @@ from funcpipe.errors import ModelError
 from funcpipe.model.graph.patches import patched
 from funcpipe.model.graph.python_state import Contents, Nested, Object, Slot, comparable
 from funcpipe.model.graph.reachable import attributes, globals_named, user_classes
-from funcpipe.model.graph.user_code import calling_user_code, find_line, is_user_code, is_users_file, with_code
+from funcpipe.model.graph.user_code import (
+    calling_user_code,
+    find_line,
+    is_user_code,
+    is_users_file,
+    run_watched,
+    with_code,
+)
 
 
 @dataclass(frozen=True)
@@ -112,9 +119,7 @@ def refuse_changing_globals(model: nn.Module, forward: Callable[[], Any]) -> Non
 
     Those that are filled once, such as tables and flags of warnings, are no concern.
     """
-    with _touched_code() as touched:
-        forward()
-    variables = dict(_variables(model, touched))
+    variables = dict(_variables(model, _touched_code(forward)))
     before = {variable: comparable(read(), {}) for variable, read in variables.items()}
     if not before:
         return
@@ -140,21 +145,16 @@ def _refusal(model: nn.Module, forward: Callable[[], Any], variable: _Variable, 
     )
 
 
-@contextlib.contextmanager
-def _touched_code() -> Iterator[dict[CodeType, dict[str, Any]]]:
-    """The code that runs in this context, apart from torch's and the standard library's, and its global variables."""
+def _touched_code(run: Callable[[], Any]) -> dict[CodeType, dict[str, Any]]:
+    """The code that runs in `run`, apart from torch's and the standard library's, and its global variables."""
     found: dict[CodeType, dict[str, Any]] = {}
 
     def note(frame: FrameType, event: str, arg: Any) -> None:
         if frame.f_code not in found and is_user_code(frame):
             found[frame.f_code] = frame.f_globals
 
-    before = sys.gettrace()
-    sys.settrace(note)
-    try:
-        yield found
-    finally:
-        sys.settrace(before)
+    run_watched(run, note)
+    return found
 
 
 def _variables(model: nn.Module, touched: Mapping[CodeType, dict[str, Any]]) -> Iterator[tuple[_Variable, Read]]:

@@ -187,13 +187,23 @@ def find_line(model: nn.Module, run: Callable[[], Any], happened: Callable[[], b
         at[frame] = frame.f_lineno
         return watch
 
+    run_watched(run, watch)
+    return _locate(model, *found[0])[1] if found else None
+
+
+def run_watched(run: Callable[[], Any], watch: Callable[[FrameType, str, Any], Any]) -> None:
+    """Run `run` with `watch` as this thread's trace function; one that was there, such as coverage's, goes on after."""
     before = sys.gettrace()
     sys.settrace(watch)
     try:
         run()
     finally:
         sys.settrace(before)
-    return _locate(model, *found[0])[1] if found else None
+        _call_nothing()
+
+
+def _call_nothing() -> None:
+    """Be called: a tracer in C takes over again with the next call, and must before the function that watched ends."""
 
 
 def _locate(model: nn.Module, frames: list[FrameType], last: tuple[FrameType, int] | None) -> tuple[str | None, str]:
