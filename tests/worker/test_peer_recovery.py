@@ -4,7 +4,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from funcpipe.core import FaultTolerance, HandOver, LeaseDocument, Restart, RunAccount, RunLimits, WorkerSpec
+from funcpipe.core import FaultTolerance, HandOver, LeaseDocument, Outcome, Restart, RunAccount, RunLimits, WorkerSpec
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.function_group import MAX_RESTARTS
 from funcpipe.runstate.documents import get_document, put_document
@@ -114,6 +114,40 @@ def test_a_worker_that_was_never_heard_of_has_time_to_start(place: Place) -> Non
     (first,) = place.platform.invoked
     assert isinstance(first, WorkerSpec)
     assert first.attempt == 0
+
+
+def test_silence_does_not_count_while_storage_is_out_of_reach(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    place.lease(0)
+    place.beat(0, 1)
+    peers = place.peers()
+    place.look(peers)
+
+    def answers_late(*_: object) -> None:
+        place.now_s += SILENT_S + 0.1
+
+    monkeypatch.setattr("funcpipe.worker.peer_recovery.newest_heartbeat", answers_late)
+    place.look(peers)
+    monkeypatch.undo()
+    place.now_s += SILENT_S
+    place.look(peers)
+    assert place.platform.invoked == []
+    place.now_s += 0.1
+    place.look(peers)
+    assert len(place.platform.invoked) == 1
+
+
+def test_a_worker_that_has_failed_ends_the_run(place: Place) -> None:
+    place.lease(0)
+    place.beat(0, 1)
+    put_document(place.storage, KEYS.lease("s0.r0", 1), LeaseDocument(holder="somebody", ended=Outcome.FAILED))
+    peers = place.peers()
+    place.look(peers)
+    place.now_s = SILENT_S + 0.1
+    place.look(peers)
+    order = read_halt(place.storage, KEYS)
+    assert order is not None
+    assert order.reason == "worker s0.r0 failed"
+    assert place.platform.invoked == []
 
 
 def test_a_restart_that_comes_to_nothing_is_made_again_until_the_run_is_given_up(place: Place) -> None:
