@@ -126,11 +126,12 @@ class PlainLoop:
             add = self._add_joint_gradients if recipe.coupled is Coupled.CACHE else self._add_gradients
             weight = add(graph, step, scaler, reverse=reverse)
             scaler.unscale_(optimizer)
+            has_loss = not recipe.is_weighted or weight != 0.0
             if recipe.is_weighted:
-                self._multiply(step.samples / weight if weight else math.nan)
+                self._multiply(step.samples / weight if has_loss else math.nan)
             self._run_hooks(hooks, step)
             self.after_backward(self.model)
-            is_taken = not skips or self._has_finite_gradients()
+            is_taken = not skips or (has_loss and self._has_finite_gradients())
             self._clip()
             if scaler.is_enabled() or is_taken:
                 reseed(layer_seed(self.seed, step.number, 0, "optimizer"))

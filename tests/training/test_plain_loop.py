@@ -130,6 +130,30 @@ def test_weighted_losses_that_are_not_finite_leave_out_their_step() -> None:
     assert_trained_as(plain_of(network(), samples, loss=F.cross_entropy, **recipe).run(), expected)
 
 
+class Seen(nn.Module):
+    """The network, which counts the samples that it has seen."""
+
+    seen: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = network()
+        self.register_buffer("seen", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x: Tensor) -> Any:
+        self.seen += len(x)
+        return self.inner(x)
+
+
+def test_a_step_in_which_all_targets_are_ignored_leaves_nothing_behind() -> None:
+    samples = data()
+    for place in (place for indices in STEPS[0].micro_batches for place in indices):
+        samples[place] = (samples[place][0], torch.tensor(-100))
+    recipe: dict[str, Any] = {"reduction": Reduction.TOKENS, "on_nan": OnNan.SKIP}
+    found = plain_of(Seen(), samples, loss=F.cross_entropy, **recipe).run()
+    assert found.end["seen"] == sum(step.samples for step in STEPS if step.number != STEPS[0].number)
+
+
 def contrastive(output: Tensor, target: Tensor) -> Tensor:
     """Outputs of one class attract each other, all others of the batch repel; from a small batch nothing is learned."""
     pairs = (target[:, None] == target) & ~torch.eye(len(target), dtype=torch.bool)
