@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import cloudpickle
 import pytest
 import torch
 from torch import nn
@@ -90,6 +91,7 @@ def test_a_bundle_loads_where_the_users_files_are_not(tmp_path: Path) -> None:
         graph = trace(model, (x,))
         (stage,) = split(graph, [(0, len(graph.layers))])
         bundle, tensors = dump_stage(stage, users.loss)
+        assert "user_code" not in cloudpickle.list_registry_pickle_by_value()  # which is this process's, for all
     finally:
         del sys.modules["user_code"]
     message, answer, script = tmp_path / "in", tmp_path / "out", tmp_path / "load.py"
