@@ -15,9 +15,10 @@ from torch.utils.data import DataLoader, default_collate
 from funcpipe.client.prepare.job import Job, Learner, SampleOrder, make_job
 from funcpipe.core import OptimizerKind, Plan, RunSettings, ScheduleKind, Sync, Wire
 from funcpipe.model.graph import trace
+from funcpipe.model.tensors import flatten
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.data_source import data_source
-from funcpipe.training.first_batch import first_batch
+from funcpipe.training.first_batch import FirstBatch, first_batch
 from funcpipe.training.recipe import recipe_with
 from funcpipe.training.verify import TOLERANCE, Verification, verify_run
 from tests.in_process import run_workers
@@ -150,8 +151,7 @@ def _job(
 ) -> Job:
     data = DataLoader(script.samples(), batch_size=script.micro_batch, collate_fn=script.collate)
     first = first_batch(script.samples(), script.micro_batch, data_source(data).options.collate, model)
-    graph = trace(model, first.batch.args, first.batch.kwargs, collated=first.collated)
-    names = [layer.name for layer in graph.layers]
+    names = _layer_names(model, first)
     plan = Plan(
         global_batch=script.global_batch,
         micro_batch=script.micro_batch,
@@ -168,6 +168,22 @@ def _job(
     learner = Learner(model=model, recipe=recipe_with(loss, script.optimizer, dict(script.recipe)))  # type: ignore[arg-type]
     order = SampleOrder(epochs=script.epochs, shuffle=False)
     return make_job(learner, data, plan, order, RunSettings())
+
+
+_names: dict[str, tuple[str, ...]] = {}
+
+
+def _layer_names(model: nn.Module, first: FirstBatch) -> tuple[str, ...]:
+    """Of models that look alike they are found once: were they others, no job would accept the plan."""
+    leaves, tree = flatten((first.batch.args, first.batch.kwargs))
+    dense = [leaf for leaf in leaves if isinstance(leaf, Tensor) and not leaf.is_nested]
+    shapes = len(leaves), [(leaf.shape, leaf.dtype) for leaf in dense]
+    plain = [(k, v) for part in model.modules() for k, v in vars(part).items() if isinstance(v, bool | int | str)]
+    looks = f"{type(model).__module__} {type(model).__qualname__} {model} {plain} {shapes} {tree}"
+    if looks not in _names:
+        graph = trace(model, first.batch.args, first.batch.kwargs, collated=first.collated)
+        _names[looks] = tuple(layer.name for layer in graph.layers)
+    return _names[looks]
 
 
 def _trained(job: Job) -> dict[str, Tensor]:
