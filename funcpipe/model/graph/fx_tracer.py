@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.fx.proxy import TraceError
+from torch.overrides import TorchFunctionMode
 
 from funcpipe.model.graph.node_functions import Container, expect_count, expect_number, rebuilt
 from funcpipe.model.graph.patches import (
@@ -226,7 +227,7 @@ class _Tracer(torch.fx.Tracer):
     def _value(self, node: torch.fx.Node, i: int, mode: FakeTensorMode) -> Any:
         args = torch.fx.node.map_arg(node.args, lambda used: used.meta["examples"][i])
         kwargs = torch.fx.node.map_arg(node.kwargs, lambda used: used.meta["examples"][i])
-        with mode, torch.no_grad():
+        with mode, _Faking(mode), torch.no_grad():
             if node.op == "get_attr":
                 return torch.fx.graph_module._get_attr(self.root, str(node.target))
             if node.op == "call_module":
@@ -234,6 +235,26 @@ class _Tracer(torch.fx.Tracer):
             if node.op == "call_method":
                 return getattr(args[0], str(node.target))(*args[1:], **kwargs)
             return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+class _Faking(TorchFunctionMode):
+    """Gives torch's functions fake tensors for a model's own: given real ones, `mode` works each result out anew."""
+
+    def __init__(self, mode: FakeTensorMode) -> None:
+        super().__init__()
+        self._mode = mode
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function."""
+        if getattr(func, "__name__", "") != "__get__":
+            args = tuple(map(self._faked, args))
+        return func(*args, **(kwargs or {}))
+
+    def _faked(self, item: Any) -> Any:
+        if type(item) in (Tensor, nn.Parameter):
+            with torch._C.DisableTorchFunction():
+                return self._mode.fake_tensor_converter.from_real_tensor(self._mode, item)
+        return type(item)(map(self._faked, item)) if type(item) in (list, tuple) else item
 
 
 class _Proxy(torch.fx.Proxy):

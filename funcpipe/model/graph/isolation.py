@@ -167,8 +167,9 @@ def _undo(value: Any) -> Callable[[], None] | None:
 
 
 def _restore_items(kind: Any, value: Any, items: list[tuple[Any, Any]]) -> None:
-    now = list(kind.items(value))
-    if len(now) == len(items) and all(a is c and b is d for (a, b), (c, d) in zip(now, items, strict=True)):
+    if dict.__len__(value) == len(items) and all(
+        a is c and b is d for (a, b), (c, d) in (zip(kind.items(value), items, strict=True) if items else ())
+    ):
         return
     kind.clear(value)
     for key, item in items:

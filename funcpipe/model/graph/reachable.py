@@ -9,7 +9,7 @@ Code of installed packages is not looked into; what users write is.
 import dis
 import functools
 import weakref
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Iterable, Iterator
 from functools import cache
 from types import BuiltinFunctionType, CellType, CodeType, FunctionType, MethodType, ModuleType
@@ -26,6 +26,9 @@ DEPTH = 8
 
 _LEAVES = (str, bytes, int, float, complex, bool, type(None), type, BuiltinFunctionType, ModuleType, nn.Parameter)
 """Types of objects that cannot change in place, or whose parts do not matter."""
+_SURE_LEAVES = frozenset(_LEAVES)
+_CONTAINERS = frozenset({dict, OrderedDict, list, tuple, set, frozenset, deque})
+"""Exact types that are asked for first: most objects are of one of them."""
 OWN = frozenset(vars(nn.Module()))
 """The attributes that every module has."""
 
@@ -33,12 +36,15 @@ OWN = frozenset(vars(nn.Module()))
 def reachable(roots: Iterable[Any], seen: dict[int, Any], depth: int = 0) -> Iterator[Any]:
     """The `roots` and all that they lead to, besides `_LEAVES`: each once, and nothing that `seen` has by its id."""
     for value in roots:
-        if isinstance(value, _LEAVES) or id(value) in seen or depth > DEPTH:
+        kind = type(value)
+        if kind in _SURE_LEAVES or id(value) in seen:
+            continue
+        level = depth if kind in _CONTAINERS or not isinstance(value, nn.Module) else 0
+        if level > DEPTH or (kind not in _CONTAINERS and isinstance(value, _LEAVES)):
             continue
         seen[id(value)] = value
         yield value
-        for part in parts(value):
-            yield from reachable([part], seen, 0 if isinstance(part, nn.Module) else depth + 1)
+        yield from reachable(parts(value), seen, level + 1)
 
 
 def parts(value: Any) -> Iterator[Any]:
