@@ -19,6 +19,7 @@ from torch.optim import LBFGS, Optimizer
 from funcpipe.core import Coupled, Interval, OptimizerKind
 from funcpipe.core.texts import error_text
 from funcpipe.errors import InputError, InvalidValue, ModelError
+from funcpipe.model.draws import reseed
 from funcpipe.model.graph.isolation import in_turn
 from funcpipe.model.tensors import one_thread
 from funcpipe.training.averaging import followed
@@ -272,7 +273,7 @@ def _check_continues(factory: OptimizerFactory, shapes: Sequence[ParameterShape]
     optimizer, restored = made_optimizer(factory, named), made_optimizer(factory, others)
     tensors: dict[str, Tensor] = {}
     try:
-        torch.manual_seed(0)
+        reseed(0)
         _take_steps(optimizer, named, steps=_STEPS)
         saved = capture_optimizer(optimizer, {id(p): name for name, p in named}, tensors)
         with torch.no_grad():
@@ -280,14 +281,13 @@ def _check_continues(factory: OptimizerFactory, shapes: Sequence[ParameterShape]
                 other.copy_(parameter)
         restore_optimizer(saved, restored, {id(p): name for name, p in others}, tensors)
         for one, parameters in ((optimizer, named), (restored, others)):
-            torch.manual_seed(1)
+            reseed(1)
             _take_steps(one, parameters, steps=_STEPS, seed=1)
     except InputError as error:
         if isinstance(error.__cause__, Exception) and not _is_small(shapes):
             return  # it may be the small shapes that it cannot work with
         raise
-    pairs = zip(named, others, strict=True)
-    changed = [name for (name, p), (_, other) in pairs if not are_equal(p, other)]
+    changed = [name for (name, p), (_, other) in zip(named, others, strict=True) if not are_equal(p, other)]
     if changed:
         raise InputError(
             f"the optimiser, {kind_of(optimizer)}, does not continue from its saved state as if it had not been "

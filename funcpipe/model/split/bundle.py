@@ -3,11 +3,13 @@
 import contextlib
 import importlib
 import io
+import operator
 import pickle
 import pickletools
 import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextvars import Context, ContextVar
+from itertools import compress
 from types import ModuleType
 from typing import Any
 
@@ -215,7 +217,9 @@ def _operator(name: str, home: str | None) -> Any:
 def _user_modules_by_value() -> Iterator[None]:
     """Have cloudpickle pickle the modules that the user wrote by value."""
     known = cloudpickle.list_registry_pickle_by_value()
-    users = {module.__name__: module for name, module in list(sys.modules.items()) if _is_users(name, module)}
+    loaded = dict(sys.modules)
+    unknown = compress(loaded, map(operator.is_not, loaded.values(), map(_installed.get, loaded)))  # of thousands
+    users = {loaded[name].__name__: loaded[name] for name in unknown if _is_users(name, loaded[name])}
     added = {name: module for name, module in users.items() if name not in known}
     for module in added.values():
         cloudpickle.register_pickle_by_value(module)
@@ -227,9 +231,7 @@ def _user_modules_by_value() -> Iterator[None]:
 
 
 def _is_users(name: str, module: ModuleType) -> bool:
-    """Return `_is_user_module`, of thousands of modules of a process: those found installed are not asked again."""
-    if _installed.get(name) is module:
-        return False
+    """Return `_is_user_module`; modules that are found installed become known, and are not asked again."""
     if _is_user_module(module):
         return True
     if getattr(module, "__file__", None) is not None:
