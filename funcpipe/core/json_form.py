@@ -15,7 +15,7 @@ import sys
 import types
 import typing
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, TypeVar
@@ -74,6 +74,8 @@ def read(kind: type[D], path: str | Path) -> D:
 
 def to_plain(value: Any) -> Any:
     """Return `value` as dict, list, str, int, finite float, bool and None."""
+    if type(value) in (str, int, bool, type(None)):
+        return value  # as most values are
     if isinstance(value, Enum):
         return value.value
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -82,34 +84,43 @@ def to_plain(value: Any) -> Any:
         return [to_plain(item) for item in value]
     if isinstance(value, Mapping):
         return {key: to_plain(item) for key, item in value.items()}
-    if isinstance(value, float) and not math.isfinite(value):
-        return str(value)
-    return value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def from_plain(kind: Any, data: Any, *, source: str, field: str = "") -> Any:
     """Invert `to_plain`: return `data` as a value of type `kind`, found in `field` of `source`."""
+    read, of = _reader(kind)
+    return read(of, data, source, field)
+
+
+@functools.cache
+def _reader(kind: Any) -> tuple[Callable[[Any, Any, str, str], Any], Any]:
+    """Return the function that reads values of type `kind`, and what of the type it has to know."""
     origin = typing.get_origin(kind)
     if origin in (types.UnionType, typing.Union):
-        return _from_union(kind, data, source, field)
+        return _from_union, typing.get_args(kind)
     if origin is tuple:
-        item_kind = typing.get_args(kind)[0]
-        items = _expect(list, data, source, field)
-        return tuple(from_plain(item_kind, item, source=source, field=f"{field}[{i}]") for i, item in enumerate(items))
+        return _from_array, typing.get_args(kind)[0]
     if origin is Mapping:
-        key_kind, item_kind = typing.get_args(kind)
-        entries = _expect(dict, data, source, field)
-        return {
-            _key(key_kind, key, source, field): from_plain(item_kind, item, source=source, field=f"{field}.{key}")
-            for key, item in entries.items()
-        }
+        return _from_mapping, typing.get_args(kind)
     if dataclasses.is_dataclass(kind):
-        return _from_object(typing.cast(type, kind), data, source, field)
+        return _from_object, kind
     if isinstance(kind, type) and issubclass(kind, Enum):
-        return _from_choice(kind, data, source, field)
-    if kind is float:
-        return _from_number(data, source, field)
-    return _expect(kind, data, source, field)
+        return _from_choice, kind
+    return _from_number if kind is float else _expect, kind
+
+
+def _from_array(kind: Any, data: Any, source: str, field: str) -> tuple[Any, ...]:
+    read, of = _reader(kind)
+    return tuple(read(of, item, source, f"{field}[{i}]") for i, item in enumerate(_expect(list, data, source, field)))
+
+
+def _from_mapping(kinds: Any, data: Any, source: str, field: str) -> dict[Any, Any]:
+    key_kind, (read, of) = kinds[0], _reader(kinds[1])
+    return {
+        _key(key_kind, key, source, field): read(of, item, source, f"{field}.{key}")
+        for key, item in _expect(dict, data, source, field).items()
+    }
 
 
 def _written(value: object) -> Iterator[tuple[str, Any]]:
@@ -125,31 +136,30 @@ def _written(value: object) -> Iterator[tuple[str, Any]]:
 def _field_defaults(kind: type) -> tuple[tuple[str, Any], ...]:
     """Return the fields, with the value at which each is left out: its default, or one that equals nothing."""
     return tuple(
-        (field.name, field.default if field.metadata == IF_CHANGED else _ALWAYS) for field in dataclasses.fields(kind)
+        (field.name, field.default if field.metadata == IF_CHANGED else dataclasses.MISSING)
+        for field in dataclasses.fields(kind)
     )
 
 
-_ALWAYS = object()
-
-
 @functools.cache
-def _field_kinds(kind: type) -> Mapping[str, Any]:
-    return typing.get_type_hints(kind)
+def _field_readers(kind: type) -> Mapping[str, tuple[Callable[[Any, Any, str, str], Any], Any, bool]]:
+    """Return how each field is read, as `_reader` does, and whether it has no default."""
+    kinds, missing = typing.get_type_hints(kind), dataclasses.MISSING
+    needed = {field.name: field.default is field.default_factory is missing for field in dataclasses.fields(kind)}
+    return {name: (*_reader(kinds[name]), need) for name, need in needed.items()}
 
 
 def _from_object(kind: type, data: Any, source: str, field: str) -> Any:
     entries = _expect(dict, data, source, field)
-    fields = {item.name: item for item in dataclasses.fields(kind)}
+    fields, values = _field_readers(kind), {}
     for key in entries.keys() - fields.keys():
         near = difflib.get_close_matches(key, fields, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ""
         warnings.warn(f"{source}: unknown field {_join(field, key)!r} is ignored{hint}", stacklevel=2)
-    values = {}
-    for name, item in fields.items():
+    for name, (read, of, needed) in fields.items():
         if name in entries:
-            kind_of_field = _field_kinds(kind)[name]
-            values[name] = from_plain(kind_of_field, entries[name], source=source, field=_join(field, name))
-        elif item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING:
+            values[name] = read(of, entries[name], source, _join(field, name))
+        elif needed:
             raise FormatError(f"{source}: field {_join(field, name)!r} is missing")
     try:
         return kind(**values)
@@ -158,16 +168,16 @@ def _from_object(kind: type, data: Any, source: str, field: str) -> Any:
         raise FormatError(f"{source}: field {place!r} {error.rule}, got {error.value!r}") from error
 
 
-def _from_union(kind: Any, data: Any, source: str, field: str) -> Any:
-    choices = typing.get_args(kind)
+def _from_union(choices: Any, data: Any, source: str, field: str) -> Any:
     if data is None and type(None) in choices:
         return None
     kinds = [choice for choice in choices if choice is not type(None)]
     if len(kinds) == 1:
         return from_plain(kinds[0], data, source=source, field=field)
     if type(data) not in kinds:
-        known = " or ".join(_NAMES[kind] for kind in kinds)
-        raise FormatError(f"{source}: field {field!r} must be {known}, got {_shape(data)}")
+        raise FormatError(
+            f"{source}: field {field!r} must be {' or '.join(_NAMES[kind] for kind in kinds)}, got {_shape(data)}"
+        )
     return data
 
 
@@ -179,10 +189,9 @@ def _from_choice(kind: type[Enum], data: Any, source: str, field: str) -> Enum:
         raise FormatError(f"{source}: field {field!r} must be one of {choices}, got {data!r}") from None
 
 
-def _from_number(data: Any, source: str, field: str) -> float:
-    if isinstance(data, int | float) and not isinstance(data, bool) and abs(data) <= sys.float_info.max:
-        return float(data)
-    if isinstance(data, str) and data in _NOT_FINITE:
+def _from_number(_: type, data: Any, source: str, field: str) -> float:
+    is_number = isinstance(data, int | float) and not isinstance(data, bool)
+    if abs(data) <= sys.float_info.max if is_number else data in _NOT_FINITE:
         return float(data)
     raise FormatError(f"{source}: field {field!r} must be a finite number, got {_shape(data)}")
 
@@ -242,5 +251,4 @@ _WRITERS = {
 
 def _writer(expected: str) -> str:
     """Return the name of the program that writes documents of this format, if users have such."""
-    writer = _WRITERS.get(expected.partition("/")[0])
-    return f"; {writer}" if writer else ""
+    return f"; {writer}" if (writer := _WRITERS.get(expected.partition("/")[0])) else ""
