@@ -41,7 +41,7 @@ ROOMS = {
     "scheduler": Size(2006, 42, 63),
     "show": Size(1762, 11, 98),
     "sweep": Size(1176, 22, 22),
-    "testing": Size(840, 19, 23),
+    "testing": Size(839, 19, 23),
     "training": Size(5854, 106, 207),
     "worker": Size(2338, 37, 48),
 }
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 592, 89_311, 82, 18
+MODULES, LINES, EXPORTED, VERBS = 592, 89_310, 82, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

@@ -19,7 +19,8 @@ class MemoryStorage:
     def __init__(self) -> None:
         self._objects: dict[str, bytes] = {}
         self._put_counts: Counter[str] = Counter()
-        self._lock = threading.Condition()
+        self._lock = threading.Lock()
+        self._awaited: dict[str, threading.Condition] = {}  # by key, so that nobody wakes for an object of others
 
     def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
         """Write an object; with `if_absent`, raise KeyExists rather than replace one."""
@@ -30,7 +31,8 @@ class MemoryStorage:
                 raise KeyExists(key)
             self._objects[key] = body
             self._put_counts[key] += 1
-            self._lock.notify_all()
+            if key in self._awaited:
+                self._awaited.pop(key).notify_all()
 
     def get(self, key: str, *, start: int = 0, stop: int | None = None, gate: Gate = OPEN) -> bytes:
         """The bytes [start, stop) of an object; raises KeyMissing."""
@@ -70,8 +72,5 @@ class MemoryStorage:
         """Pause until the object is there, `timeout_s` are over or `cancel` is set."""
         ends_s = time.monotonic() + timeout_s
         with self._lock:
-            while key not in self._objects and not cancel.is_set():
-                left_s = ends_s - time.monotonic()
-                if left_s <= 0:
-                    return
-                self._lock.wait(min(left_s, _CANCEL_S))
+            while key not in self._objects and not cancel.is_set() and (left_s := ends_s - time.monotonic()) > 0:
+                self._awaited.setdefault(key, threading.Condition(self._lock)).wait(min(left_s, _CANCEL_S))
