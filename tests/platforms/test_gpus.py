@@ -1,9 +1,7 @@
 """GPUs of machines at hand are found without torch, divided, and shared by functions that do not exceed them."""
 
-import json
 import math
 import os
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -169,13 +167,6 @@ def test_no_plan_of_a_part_of_the_offer_lacks_room(sizes: list[FunctionSize]) ->
         assert offer.has_room(small_plan(*(size.name for size in sizes)))
 
 
-def note_gpu(payload: str) -> None:
-    """Say which GPU this function was given, and run on."""
-    invocation = json.loads(payload)
-    Path(invocation["storage"], invocation["worker"]).write_text(os.environ.get(VISIBLE, "none"))
-    time.sleep(600)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked(FunctionSpec):
     """An invocation of a function of any size."""
@@ -192,7 +183,7 @@ def test_running_functions_share_gpus_and_one_that_ends_makes_room(tool: Callabl
     base: dict[str, Any] = {"run": "run-1", "attempt": 0, "storage": str(tmp_path), "seed": 0}
     base |= {"bundle_sha256": "0", "message_deadline_s": 1.0}
     half, cpu = "4096MB-T4-1of2", "1024MB"
-    with local_functions(load_spec("local"), f"{__name__}:{note_gpu.__name__}") as platform:
+    with local_functions(load_spec("local"), "tests.platforms.local.gpu_notes:note_gpu") as platform:
         handles = {}
         for name, size in (("a", half), ("b", half), ("c", "4096MB-L4"), ("d", cpu)):
             handles[name] = platform.invoke(Asked(worker=name, size=size, **base))

@@ -1,9 +1,6 @@
 """What local functions print and log is kept, in order, whoever reads it or not."""
 
 import os
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -29,33 +26,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "logs"
 
 
-def talk(payload: str) -> None:
-    """Print from Python, from a child process and without an end of line, and log in between."""
-    with logs.in_function(run="run-1", worker="s0.r0", attempt=0):
-        print("to output")
-        time.sleep(0.01)  # so that what is printed and what is logged have different times
-        os.system("echo by a child >&2")
-        time.sleep(0.01)
-        logs._log.warning("logged\nin two lines")
-        time.sleep(0.01)
-        print("no end", end="", file=sys.stderr)
-
-
-def talk_and_hang(payload: str) -> None:
-    print("before it is killed")
-    time.sleep(600)
-
-
-def shout(payload: str) -> None:
-    for number in range(20_000):
-        print(number)
-
-
 @pytest.mark.parametrize("silent", [False, True])
 def test_all_that_a_function_says_is_kept_and_shown_unless_silent(
     silent: bool, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    entry = "tests.platforms.local.test_output:talk"
+    entry = "tests.platforms.local.talking:talk"
     with local_functions(load_spec("local"), entry, silent=silent) as platform:
         assert ended(platform, platform.invoke(worker())) == Status(state=State.DONE)
         assert list(platform.logs("run-2")) == []
@@ -73,7 +48,7 @@ def test_all_that_a_function_says_is_kept_and_shown_unless_silent(
 
 
 def test_a_killed_function_s_lines_are_there_and_how_it_ended() -> None:
-    entry = "tests.platforms.local.test_output:talk_and_hang"
+    entry = "tests.platforms.local.talking:talk_and_hang"
     with local_functions(load_spec("local"), entry, silent=True) as platform:
         handle = platform.invoke(worker())
         wait_until(lambda: [line.text for line in merged("run-1", platform.logs("run-1"))] == ["before it is killed"])
@@ -89,7 +64,7 @@ def test_a_reader_that_is_slow_delays_the_function_and_not_its_host(folder: Path
     saved = os.dup(1)
     os.dup2(write, 1)
     try:
-        with local_functions(load_spec("local"), "tests.platforms.local.test_output:shout") as platform:
+        with local_functions(load_spec("local"), "tests.platforms.local.talking:shout") as platform:
             os.dup2(saved, 1)
             os.close(write)
             handle = platform.invoke(worker())
@@ -111,7 +86,7 @@ def test_a_reader_that_has_gone_ends_neither_the_function_nor_its_log() -> None:
     os.dup2(write, 1)
     os.close(read)
     try:
-        with local_functions(load_spec("local"), "tests.platforms.local.test_output:shout") as platform:
+        with local_functions(load_spec("local"), "tests.platforms.local.talking:shout") as platform:
             os.dup2(saved, 1)
             os.close(write)
             assert ended(platform, platform.invoke(worker())).state is State.DONE
@@ -120,25 +95,8 @@ def test_a_reader_that_has_gone_ends_neither_the_function_nor_its_log() -> None:
     assert len(merged("run-1", read_logs("run-1"))) == 20_000
 
 
-def start_one_that_prints_on(payload: str) -> None:
-    """Leave a process in a group of its own, which ends after its host has stopped listening."""
-    subprocess.Popen([sys.executable, "-c", SPAM], start_new_session=True)
-    print("begun")
-
-
-SPAM = """
-import os, time
-try:
-    while True:
-        os.write(1, b"x" * 100)
-        time.sleep(0.001)
-except BrokenPipeError:
-    pass
-"""
-
-
 def test_a_process_that_a_function_left_prints_on_and_holds_up_nobody(folder: Path) -> None:
-    entry = "tests.platforms.local.test_output:start_one_that_prints_on"
+    entry = "tests.platforms.local.talking:start_one_that_prints_on"
     with local_functions(load_spec("local"), entry, silent=True) as platform:
         assert ended(platform, platform.invoke(worker())) == Status(state=State.DONE)
     assert "PRINT run=run-1 worker=s0.r0 attempt=0 begun" in (folder / "run-1" / "s0.r0.a0.log").read_text()
@@ -183,7 +141,7 @@ def test_where_no_log_can_be_kept_functions_run_and_a_warning_says_so(
 ) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(log_files.FOLDER, str(tmp_path / "file"))
-    entry = "tests.platforms.local.test_output:shout"
+    entry = "tests.platforms.local.talking:shout"
     with local_functions(load_spec("local"), entry, silent=True) as platform:
         with pytest.warns(UserWarning, match="the logs of functions are not kept: .*Not a directory"):
             handle = platform.invoke(worker())
