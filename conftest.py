@@ -16,7 +16,7 @@ settings.load_profile("funcpipe")
 torch.set_num_threads(1)  # as in functions: more threads than free processors make torch many times slower
 gc.disable()  # while tests are collected
 
-pytest_plugins = ("tests.support.durations", "tests.support.shares", "tests.support.browser")
+pytest_plugins = tuple(f"tests.support.{name}" for name in ("durations", "rewriting", "shares", "browser"))
 
 
 @pytest.fixture(scope="session", autouse=True)

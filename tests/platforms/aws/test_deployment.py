@@ -1,5 +1,6 @@
 """Deploying and destroying: what there is afterwards, that both may be repeated, and what their errors say."""
 
+import functools
 import stat
 import sys
 import time
@@ -23,13 +24,11 @@ SHAPE = Shape(name="funcpipe", memory_mb=(1024, 2048))
 NO_DOCKER = "a-docker-that-is-not-there"
 
 
+@functools.cache
 def small_package(extra: tuple[str, ...] = ()) -> Package:
     """The package of functions, but for most of its files: these deployments run none."""
     files = lambda_package(extra).files
     return Package(files={path: data for path, data in files.items() if path.count("/") < 2})
-
-
-PACKAGE = small_package()
 
 
 def deployer(account: Account, docker: str = NO_DOCKER) -> Deployer:
@@ -37,7 +36,7 @@ def deployer(account: Account, docker: str = NO_DOCKER) -> Deployer:
 
 
 def deploy(account: Account) -> Deployed:
-    return deployer(account).deploy(SHAPE, PACKAGE)
+    return deployer(account).deploy(SHAPE, small_package())
 
 
 def inventory(cloud: AwsCloud) -> dict[str, list[str]]:
@@ -80,12 +79,12 @@ def test_deploying_again_changes_nothing_and_destroying_leaves_nothing(cloud: Aw
 def test_other_sizes_and_another_package_change_only_that(cloud: AwsCloud, account: Account) -> None:
     deploy(account)
     changes = len(cloud.changes)
-    deployer(account).deploy(Shape(name="funcpipe", memory_mb=(2048, 3008)), PACKAGE)
+    deployer(account).deploy(Shape(name="funcpipe", memory_mb=(2048, 3008)), small_package())
     assert cloud.changes[changes:] == ["UpdateStack"]
     sizes = ["funcpipe-2048 2048 900", "funcpipe-3008 3008 900"]
     assert inventory(cloud)["functions"] == [*sizes, "funcpipe-watchdog 256 240"]
     other = small_package(("einops==0.8.1",))
-    assert other.digest != PACKAGE.digest
+    assert other.digest != small_package().digest
     found = deployer(account).deploy(Shape(name="funcpipe", memory_mb=(2048, 3008)), other)
     images = {f["FunctionName"]: f for f in cloud.client("lambda").list_functions()["Functions"]}
     assert found.image.endswith(other.digest)
@@ -96,7 +95,7 @@ def test_a_deployment_without_a_watchdog_has_neither_its_function_nor_its_role(
     cloud: AwsCloud, account: Account
 ) -> None:
     with_watchdog = deploy(account)
-    without = deployer(account).deploy(Shape(name="funcpipe", memory_mb=(1024, 2048), watchdog=False), PACKAGE)
+    without = deployer(account).deploy(Shape(name="funcpipe", memory_mb=(1024, 2048), watchdog=False), small_package())
     expected = {**COMPLETE, "functions": COMPLETE["functions"][:2], "roles": ["role", "role"]}
     assert inventory(cloud) == expected
     here, there = load_spec("aws-lambda"), load_spec("aws-lambda?region=sa-east-1")
@@ -179,7 +178,7 @@ def test_a_new_account_is_told_what_it_may_not_before_anything_is_made(cloud: Aw
             sleep=lambda s: None,
             docker=Docker(NO_DOCKER),
         )
-        told.deploy(Shape(name="funcpipe", memory_mb=memory_mb), PACKAGE)
+        told.deploy(Shape(name="funcpipe", memory_mb=memory_mb), small_package())
         return [text for text, changes in zip(lines, made, strict=True) if not changes]
 
     cloud.limits.concurrency = 10
@@ -266,7 +265,7 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_docker_builds_where_it_runs(cloud: AwsCloud, account: Account, docker: str, tmp_path: Path) -> None:
-    found = deployer(account, docker).deploy(SHAPE, PACKAGE)
+    found = deployer(account, docker).deploy(SHAPE, small_package())
     commands = [line.split('"')[1] for line in (tmp_path / "docker.log").read_text().splitlines()]
     assert commands == ["version", "version", "build", "image", "login", "push"]
     assert f'"push", "{found.image}"' in (tmp_path / "docker.log").read_text()
@@ -278,7 +277,7 @@ def test_an_image_that_is_too_large_is_not_pushed(
 ) -> None:
     monkeypatch.setenv("DOCKER_SIZE", str(11 * 1024**3))
     with pytest.raises(PlatformRefused, match=r"the image has 11\.8 GB, functions admit 10\.7 GB unpacked"):
-        deployer(account, docker).deploy(SHAPE, PACKAGE)
+        deployer(account, docker).deploy(SHAPE, small_package())
     assert '"push"' not in (tmp_path / "docker.log").read_text()
 
 
@@ -287,7 +286,7 @@ def test_a_failure_of_docker_is_told_in_its_own_words(
 ) -> None:
     monkeypatch.setenv("DOCKER_FULL", "1")
     with pytest.raises(PlatformError, match=r"push .*` failed:\nno space left on device"):
-        deployer(account, docker).deploy(SHAPE, PACKAGE)
+        deployer(account, docker).deploy(SHAPE, small_package())
 
 
 def test_a_build_that_fails_is_told_with_its_last_lines(
@@ -313,9 +312,9 @@ def test_a_deployment_keeps_its_secret_and_shares_it_with_no_other(cloud: AwsClo
     deploy(account)
     (secret,) = secrets(cloud)
     assert len(secret) == 64
-    deployer(account).deploy(Shape(name="funcpipe", memory_mb=(2048, 3008)), PACKAGE)
+    deployer(account).deploy(Shape(name="funcpipe", memory_mb=(2048, 3008)), small_package())
     assert secrets(cloud) == {secret}
-    deployer(account).deploy(Shape(name="other", memory_mb=(1024,)), PACKAGE)
+    deployer(account).deploy(Shape(name="other", memory_mb=(1024,)), small_package())
     assert len(secrets(cloud)) == 2
     stacks = cloud.client("cloudformation").describe_stacks()["Stacks"]
     assert secret not in str([stack.get("Outputs") for stack in stacks])
