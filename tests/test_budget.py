@@ -32,7 +32,7 @@ ROOMS = {
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),
-    "model": Size(6197, 97, 242),
+    "model": Size(6199, 97, 242),
     "neighbours": Size(3753, 72, 199),
     "partitioner": Size(5754, 73, 277),
     "platforms": Size(6703, 107, 264),
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 592, 89_310, 82, 18
+MODULES, LINES, EXPORTED, VERBS = 592, 89_312, 82, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

@@ -232,9 +232,11 @@ def _user_modules_by_value() -> Iterator[None]:
 
 def _is_users(name: str, module: ModuleType) -> bool:
     """Return `_is_user_module`; modules that are found installed become known, and are not asked again."""
+    if not isinstance(module, ModuleType):
+        return False
     if _is_user_module(module):
         return True
-    if getattr(module, "__file__", None) is not None:
+    if vars(module).get("__file__") is not None:
         _installed[name] = module
     return False
 
@@ -245,7 +247,7 @@ _INSTALLED = ("funcpipe", "torch", "numpy")
 
 def _is_user_module(module: ModuleType) -> bool:
     """Return whether `module` comes from a file that other machines may not have."""
-    name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
+    name, file = getattr(module, "__name__", ""), vars(module).get("__file__")  # if asked, pyomo's load pandas
     if file is None or name.partition(".")[0] in _INSTALLED or sys.modules.get(name) is not module:
         return False
     return not is_installed(file)

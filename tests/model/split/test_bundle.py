@@ -121,6 +121,22 @@ def test_a_users_module_that_took_the_name_of_an_installed_one_is_sent(
     assert load_value(bundle, tensors)(2.0) == 6.0
 
 
+def test_a_module_that_loads_a_library_when_it_is_asked_for_something_is_not_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Pyomo leaves several, which loaded scipy.stats, pandas and matplotlib whenever a stage was pickled."""
+
+    class Deferred(ModuleType):
+        def __getattr__(self, name: str) -> object:
+            asked.append(name)
+            raise AttributeError(name)
+
+    asked = list[str]()
+    monkeypatch.setitem(sys.modules, "deferred", Deferred("deferred"))
+    assert load_value(*dump_value({"a": 1})) == {"a": 1}
+    assert asked == []
+
+
 @pytest.mark.parametrize("model", [ResidualNet(), CausalTransformer()])
 def test_bundles_hold_no_tensor_and_give_the_same_numbers(model: nn.Module) -> None:
     x = torch.randn(2, 1, 8, 8) if isinstance(model, ResidualNet) else torch.randint(0, 23, (2, 12))
