@@ -10,6 +10,7 @@ whose peak of resident memory it reads after each verb. With `--held`, the same 
 
 plans a model without its weights, for functions of a cloud: its files have headers alone, and layers are not timed.
 Then it says what a sample takes on GPUs that one can rent (there are no functions with such), and whether one holds it.
+With `--figure FILE` it draws a step of one replica on as few functions with an L4 as hold it.
 """
 
 import argparse
@@ -29,7 +30,9 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from experiments.studies import gpu_lanes
 from funcpipe import FuncPipe
+from funcpipe.analysis.predict import predict
 from funcpipe.comm.weight_files import entries_of, read_head
 from funcpipe.core import ModelProfile, Plan, Precision
 from funcpipe.core.choices import OptimizerKind
@@ -195,7 +198,9 @@ def client(folder: Path, shape: Shape, *, length: int, steps: int, held: bool, r
         print(f"checkpoint: {saved:,} bytes, of which {learned:,} are of the model")
 
 
-def plan_only(folder: Path, shape: Shape, *, length: int, rank: int, platform: str, layers: int) -> None:
+def plan_only(
+    folder: Path, shape: Shape, *, length: int, rank: int, platform: str, layers: int, figure: Path | None
+) -> None:
     """Print the seconds and the memory of each verb, the plan, and what rented GPUs would take."""
     found: dict[str, Any] = {}
     began_s = time.monotonic()
@@ -216,6 +221,12 @@ def plan_only(folder: Path, shape: Shape, *, length: int, rank: int, platform: s
         except Infeasible as error:
             print(error)
         measured(found, "optimize", began_s)
+    if figure is not None:
+        sizes = [s for s in spec.sizes if s.accelerator is not None and s.accelerator.name == "L4"]
+        small = replace(spec, sizes=tuple(sizes))
+        plan = pipe.optimize(global_batch=8, replicas=1, spec=small)
+        show_plan(plan, profile)
+        gpu_lanes.draw(predict(plan, profile, small), plan, small, figure)
 
 
 def show_plan(plan: Plan, profile: ModelProfile) -> None:
@@ -224,7 +235,7 @@ def show_plan(plan: Plan, profile: ModelProfile) -> None:
     carried = crossing_bytes(profile)
     sizes = Counter(stage.size for stage in plan.stages)
     print(f"{len(plan.stages)} stages x {plan.replicas} replicas, {plan.schedule.value}, {dict(sizes)}")
-    print(f"{plan.estimate.iteration_s:.1f} s and {plan.estimate.cost_usd:.4f} $ a step of 16 samples")
+    print(f"{plan.estimate.iteration_s:.1f} s and {plan.estimate.cost_usd:.4f} $ a step of {plan.global_batch} samples")
     if plan.stages[1:]:
         print(f"a cut carries {max(carried[stage.first] for stage in plan.stages[1:]) / 1e6:.1f} MB of a micro-batch")
 
@@ -256,13 +267,15 @@ def main() -> None:
     parser.add_argument("--model", choices=PUBLISHED, help="in place of --layers and --width")
     parser.add_argument("--float32", action="store_true", help="plan weights in float32")
     parser.add_argument("--profiled-layers", type=int, default=30)
+    parser.add_argument("--figure", type=Path, help="draw a step of one replica on L4 into this file")
     parser.add_argument("--client", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     shape = PUBLISHED[given.model] if given.model else shape_of(given.layers, given.width)
     shape = shape._replace(dtype="float32" if given.float32 else "bfloat16")
     wanted: dict[str, Any] = {"length": given.length, "rank": given.lora}
+    planned = {"layers": given.profiled_layers, "figure": given.figure}
     if given.client is not None and given.planned:
-        plan_only(given.client, shape, platform=given.planned, layers=given.profiled_layers, **wanted)
+        plan_only(given.client, shape, platform=given.planned, **planned, **wanted)
         return
     if given.client is not None:
         client(given.client, shape, steps=given.steps, held=given.held, **wanted)
