@@ -143,14 +143,10 @@ class Checkpoints:
         """Write what `save` writes, but for the manifest: the checkpoint does not exist until it is published."""
         began_s = time.monotonic()
         name = f"{step:08d}.{writer}" if part is None else f"{step:08d}.{part}.{writer}"
-        files = []
-        for number, tensors in enumerate(in_files(state.tensors, self._file_bytes)):
-            data = serialised(tensors)
-            file = StoredFile(
-                name=f"{name}.{number}.safetensors", bytes=len(data), sha256=hashlib.sha256(data).hexdigest()
-            )
-            self._storage.put(self._keys.checkpoint(stage, file.name), data)
-            files.append(file)
+        files = [
+            self._write(stage, f"{name}.{number}.safetensors", tensors)
+            for number, tensors in enumerate(in_files(state.tensors, self._file_bytes))
+        ]
         manifest = Manifest(
             stage=stage,
             step=step,
@@ -160,6 +156,11 @@ class Checkpoints:
             settings=settings_to_text(state.settings),
         )
         return UnpublishedCheckpoint(name, manifest, began_s)
+
+    def _write(self, stage: int, name: str, tensors: Mapping[str, Tensor]) -> StoredFile:
+        data = serialised(tensors)
+        self._storage.put(self._keys.checkpoint(stage, name), data)
+        return StoredFile(name=name, bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
     def publish(self, written: UnpublishedCheckpoint) -> None:
         """Read the files back, and write their manifest. Raises CorruptMessage if they are not what was written."""

@@ -113,17 +113,32 @@ SLOW = gpu_platform(slow_bus(gpu_size("gpu", memory_mb=4096, device_mb=4096)), c
 
 def test_a_stage_has_a_memory_on_the_device_and_one_on_the_host() -> None:
     """By hand: parameters, gradients and momentum, constants, activations with workspace, the gradient of what is sent,
-    and an eighth of waste; and on the host three copies of the gradient to sum, parameters and momentum to save, each
-    message of 10 bytes twice.
+    and an eighth of waste; and on the host three copies of the gradient to sum, parameters and momentum to save, and
+    the file of these twice, which is more than each message of 10 bytes twice.
     """
     spec = gpu_platform(gpu_size("gpu", memory_mb=4096, device_mb=4096))
     first = evaluate(two_stages(spec, replicas=4), two_layers(spec), spec).stages[0]
     assert first.device is not None
     assert first.device.has_bytes == 4096 * MB
     assert first.device.needs_bytes == 512 * MB + 3 * 100 + 7 + (40 + 10) + 50 // 8
-    assert first.memory_bytes == 300 + DRIVER_BYTES + 3 * 100 + 2 * 100 + 2 * (10 + 10)
+    assert first.memory_bytes == 300 + DRIVER_BYTES + 3 * 100 + 2 * 100 + 2 * 200
     plan = replace(two_stages(spec), estimate=evaluate(two_stages(spec), two_layers(spec), spec))
     assert from_text(Plan, to_text(plan), source="here") == plan
+
+
+@pytest.mark.parametrize(
+    ("parameter_mb", "sent_mb", "expected_mb"),
+    [(100, 15, 5 * 100 + 2 * 64), (100, 40, 5 * 100 + 2 * (40 + 40)), (8, 1, 5 * 8 + 2 * 16)],
+)
+def test_the_host_holds_messages_or_a_file_of_a_checkpoint_twice(
+    parameter_mb: int, sent_mb: int, expected_mb: int
+) -> None:
+    """By hand: 200 MB are saved in files of 64 MB; 16 MB in one, whose two copies are 32."""
+    spec = gpu_platform(gpu_size("gpu", memory_mb=4096, device_mb=4096))
+    profile = two_layers(spec, sent_bytes=sent_mb * MB)
+    layers = tuple(replace(layer, parameter_bytes=parameter_mb * MB) for layer in profile.layers)
+    first = evaluate(two_stages(spec, replicas=4), replace(profile, layers=layers), spec).stages[0]
+    assert first.memory_bytes == 300 + DRIVER_BYTES + expected_mb * MB
 
 
 def test_adam_s_step_holds_a_copy_of_the_parameters_where_activations_were() -> None:
@@ -135,7 +150,8 @@ def test_adam_s_step_holds_a_copy_of_the_parameters_where_activations_were() -> 
     assert device is not None
     assert device.needs_bytes == 512 * MB + 4 * 100 + 7 + 100
     host = evaluate(replace(plan, optimizer=OptimizerKind.MOMENTUM), profile, spec).stages[0]
-    assert host.memory_bytes == evaluate(plan, profile, spec).stages[0].memory_bytes - 100, "to save it"
+    adam = evaluate(plan, profile, spec).stages[0]
+    assert host.memory_bytes == adam.memory_bytes - 100 - 2 * 100, "to save it, in a file that is there twice"
 
 
 def test_a_divided_optimiser_and_recomputation_count_on_the_device() -> None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import funcpipe.runstate.checkpoints as checkpoints_module
 from funcpipe.errors import CorruptMessage, KeyMissing, ModelError, PlanError, RunUnknown
 from funcpipe.platforms.base import OPEN, Gate
+from funcpipe.platforms.process import PeakMemory, peak_memory_bytes
 from funcpipe.runstate.checkpoints import Checkpoints
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
@@ -270,3 +271,19 @@ def test_tensors_in_the_same_memory_are_saved() -> None:
     checkpoints.save(0, 2, state, writer="s0.r0.a00000000")
     found = checkpoints.load(0, "00000002.s0.r0.a00000000.json")
     assert all(torch.equal(found.tensors[name], whole) for name in tensors)
+
+
+class Forgetful(MemoryStorage):
+    """Keeps nothing of what is put."""
+
+    def put(self, key: str, data: bytes | memoryview, *, if_absent: bool = False, gate: Gate = OPEN) -> None:
+        pass
+
+
+def test_one_file_of_a_checkpoint_is_twice_in_memory_while_it_is_written() -> None:
+    """Four files of 64 MB: a third copy would be 192 MB."""
+    tensors = {f"model/{i}": torch.ones(16 << 20) for i in range(4)}
+    state = StageState(tensors=tensors, aliases={}, transient=frozenset(), settings={})
+    peak, before_bytes = PeakMemory(), peak_memory_bytes()
+    Checkpoints(Forgetful(), Keys("run-1")).write_files(0, 2, state, writer="s0.r0.a00000000")
+    assert peak.peak_bytes() - before_bytes < (128 + 32) << 20

@@ -10,14 +10,15 @@ The memory of a function at its peak is base + state + activations + waste + dat
 407
 
 A function with an accelerator has two memories, and the stage must fit both. On the device lies what computes, and a
-context; on the host what travels, and what is loaded and saved. By hand, SGD with momentum on 4 replicas: 100 bytes of
-parameters, 7 of constants, 40 of activations and workspace, messages of 10 bytes in and 20 out, forward and backward.
+context; on the host what travels, and what is loaded and saved. By hand, in MB, SGD with momentum on 4 replicas: 100 of
+parameters, 7 of constants, 40 of activations and workspace, messages of 10 in and 20 out, forward and backward.
 
-    device    context + 3 · 100 + 7 + 40 + 40 / 8                          = context + 352
-    host      base + driver + (2 + 1) · 100 + 2 · 100 + 2 · (30 + 30)      = base + driver + 620
+    device    context + 3 · 100 + 7 + (40 + 10 + 20) + 70 / 8                        = context + 386
+    host      base + driver + (2 + 1) · 100 + 2 · 100 + max(2 · (30 + 30), 2 · 64)   = base + driver + 628
 
 The host holds the gradient as it leaves the device and two copies of it to sum (`buffer_copies`), the parameters and
-the momentum for a checkpoint, and each message twice: pinned, and as it travels.
+the momentum for a checkpoint, and each message twice: as it leaves the device, and as it travels. Between two steps
+there are no messages; then a file of a checkpoint, 64 MB at most, is there twice while it is written.
 """
 
 from collections.abc import Sequence
@@ -31,7 +32,15 @@ from funcpipe.core.accelerator import CONTEXT_MB
 from funcpipe.partitioner.cost import Array, BoolArray
 from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.pipeline import StageCosts
-from funcpipe.partitioner.cost.stores import Pace, joint_bytes_each, link, objects_fit, pace_of, storage_usd
+from funcpipe.partitioner.cost.stores import (
+    FILE_BYTES,
+    Pace,
+    joint_bytes_each,
+    link,
+    objects_fit,
+    pace_of,
+    storage_usd,
+)
 from funcpipe.partitioner.cost.sync_ways import any_way_fits
 from funcpipe.scheduler.pipeline import SPARE
 
@@ -306,11 +315,12 @@ def _split(use: MemoryUse, loads: Loads, setting: Setting, held: Array | float) 
     sent_bytes = traffic.forward_out_bytes + traffic.backward_out_bytes
     messages = 2 * (sent_bytes + traffic.forward_in_bytes + traffic.backward_in_bytes)
     like = np.broadcast_arrays(use.state_bytes + np.zeros(on_device.shape), on_device)[0]
-    working = working_bytes(loads, setting, held) + joint_memory_bytes(loads, setting)
+    joint, file_bytes = joint_memory_bytes(loads, setting), 2 * np.minimum(saved * loads.parameter_bytes, FILE_BYTES)
+    working = working_bytes(loads, setting, held) + joint
     return MemoryUse(
         base_bytes=np.where(on_device, use.base_bytes + DRIVER_BYTES, use.base_bytes),
         state_bytes=np.where(on_device, host_state, use.state_bytes),
-        activation_bytes=np.where(on_device, messages + joint_memory_bytes(loads, setting), use.activation_bytes),
+        activation_bytes=np.where(on_device, np.maximum(messages + joint, file_bytes), use.activation_bytes),
         waste_bytes=np.where(on_device, 0.0, use.waste_bytes),
         data_bytes=use.data_bytes,
         device=MemoryUse(
