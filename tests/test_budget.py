@@ -33,11 +33,11 @@ ROOMS = {
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),
     "model": Size(6199, 97, 242),
-    "neighbours": Size(3753, 72, 199),
-    "partitioner": Size(5754, 73, 277),
+    "neighbours": Size(3792, 72, 201),
+    "partitioner": Size(5755, 73, 277),
     "platforms": Size(6703, 107, 264),
     "profiler": Size(1059, 15, 46),
-    "runstate": Size(2637, 41, 138),
+    "runstate": Size(2636, 41, 138),
     "scheduler": Size(2006, 42, 63),
     "show": Size(1762, 11, 98),
     "sweep": Size(1176, 22, 22),
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 592, 89_312, 82, 18
+MODULES, LINES, EXPORTED, VERBS = 592, 89_392, 82, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

@@ -208,26 +208,53 @@ def on_the_stand_in(payload: str, *invoked: Invoked) -> None:
     Path(os.environ[SEEN], str(os.getpid())).write_text(f"{os.environ[VISIBLE]} {used > 0}")
 
 
+def functions_on_the_stand_in(spec: Any, _: str, **options: Any) -> Any:
+    return local_functions(spec, f"{__name__}:{on_the_stand_in.__name__}", **options | {"load": ""})
+
+
+def trained(plan: Plan) -> Mapping[str, torch.Tensor]:
+    torch.manual_seed(1)
+    pipe = FuncPipe(small.model(), loss_fn=F.cross_entropy, optimizer=small.optimizer)
+    return pipe.train(small.data, plan=plan, message_deadline_s=60, rehearse=False).state_dict()
+
+
+@pytest.fixture
+def seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with what functions have seen."""
+    folder = tmp_path / "seen"
+    folder.mkdir()
+    monkeypatch.setenv(SEEN, str(folder))
+    return folder
+
+
 @pytest.mark.long
 def test_stages_train_on_parts_of_this_machine_s_gpus(
-    tool: Callable[[str], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tool: Callable[[str], None], seen: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def functions(spec: Any, _: str, **options: Any) -> Any:
-        return local_functions(spec, f"{__name__}:{on_the_stand_in.__name__}", **options | {"load": ""})
-
-    def trained(*sizes: str) -> Mapping[str, torch.Tensor]:
-        torch.manual_seed(1)
-        pipe = FuncPipe(small.model(), loss_fn=F.cross_entropy, optimizer=small.optimizer)
-        return pipe.train(small.data, plan=small_plan(*sizes), message_deadline_s=60, rehearse=False).state_dict()
-
-    expected = trained("1024MB", "1024MB")
+    expected = trained(small_plan("1024MB", "1024MB"))
     tool("".join(ANSWER.splitlines(keepends=True)[:1]))
-    seen = tmp_path / "seen"
-    seen.mkdir()
-    monkeypatch.setenv(SEEN, str(seen))
-    monkeypatch.setattr(session, "local_functions", functions)
-    found = trained("4096MB-T4-1of2", "4096MB-T4-1of2")
+    monkeypatch.setattr(session, "local_functions", functions_on_the_stand_in)
+    found = trained(small_plan("4096MB-T4-1of2", "4096MB-T4-1of2"))
     assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
     assert [path.read_text() for path in seen.iterdir()] == [f"{T4} True"] * 2
     with pytest.raises(PlatformRefused, match="2 of 4096MB-T4, at once"):
-        trained("4096MB-T4", "4096MB-T4")
+        trained(small_plan("4096MB-T4", "4096MB-T4"))
+
+
+@pytest.mark.long
+def test_the_way_here_trains_on_this_machine_s_gpu(
+    tool: Callable[[str], None], seen: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a budget it is the fastest. The bits are those of the same plan on processors."""
+    tool("".join(ANSWER.splitlines(keepends=True)[:1]))
+    pipe = FuncPipe(small.model(), loss_fn=F.cross_entropy, optimizer=small.optimizer)
+    pipe.profile(small.sample()[0], platform="local", micro_batch=2, repeats=1)
+    (way,) = pipe.provision(small.data, global_batch=8, epochs=1, budget_usd=1.0, ways=("here",)).provisions
+    assert way.plan is not None
+    assert all(load_spec("local").accelerates(stage.size) for stage in way.plan.stages)
+    stages = tuple(replace(stage, size="1024MB", memory_mb=1024) for stage in way.plan.stages)
+    expected = trained(replace(way.plan, stages=stages))
+    monkeypatch.setattr(session, "local_functions", functions_on_the_stand_in)
+    found = trained(way.plan)
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+    assert [path.read_text() for path in seen.iterdir()] == [f"{T4} True"] * len(way.plan.stages) * way.plan.replicas

@@ -99,7 +99,7 @@ def _compared(one: Provision, table: ProvisionTable) -> ComparedWay:
         way=one.way,
         key=way_key(one),
         rented=one.text,
-        place=table.market if one.plan is None else table.platform,
+        place=table.market if one.plan is None else one.plan.platform or table.platform,
         seconds=one.seconds,
         usd=one.usd,
         iterations=one.iterations,

@@ -26,10 +26,10 @@ from funcpipe.neighbours.provisioning.spotdnn import (
     spot_provision,
     spotdnn,
 )
-from funcpipe.neighbours.provisioning.without_server import JobEstimator, funcpipe, funcpipe_front, one_machine
-from funcpipe.platforms.catalog import load_market, load_spec
+from funcpipe.neighbours.provisioning.without_server import JobEstimator, funcpipe, funcpipe_front, here, one_machine
+from funcpipe.platforms.catalog import LOCAL, load_market, load_spec, offer_at
 
-WAYS = ("funcpipe", "lambdadnn", "siren-like", "naive", "cynthia-bsp", "cynthia-asp", "spotdnn", "one-machine")
+WAYS = ("funcpipe", "here", "lambdadnn", "siren-like", "naive", "cynthia-bsp", "cynthia-asp", "spotdnn", "one-machine")
 ORACLES = ("exhaustive-functions", "exhaustive-spot")
 """Ways that try all configurations, to compare with where there are not too many."""
 
@@ -80,6 +80,7 @@ def ways_of(inputs: Inputs) -> Mapping[str, Way]:
 
     return {
         "funcpipe": lambda goal: funcpipe(goal, inputs.profile, inputs.spec, training, inputs.estimate),
+        "here": lambda goal: here(goal, inputs.profile, inputs.spec, training, offer_at(LOCAL), inputs.estimate),
         "lambdadnn": lambda goal: lambdadnn(goal, functions, platform, count_server=inputs.count_server),
         "siren-like": lambda goal: siren_like(goal, functions, platform),
         "naive": lambda goal: naive(goal, functions, platform),
@@ -265,7 +266,8 @@ def provision_table(
 def _estimator(job: JobSpec, spec: PlatformSpec, faults: FaultTolerance) -> Callable[[Plan, int], JobEstimate]:
     def estimate(plan: Plan, steps: int) -> JobEstimate:
         epochs = max(1, round(steps * job.global_batch / job.samples))
-        return estimate_job(plan, JobShape(epochs=epochs, steps=steps), faults=faults, prices=spec)
+        prices = spec if plan.platform == spec.name else None
+        return estimate_job(plan, JobShape(epochs=epochs, steps=steps), faults=faults, prices=prices)
 
     return estimate
 

@@ -1,4 +1,5 @@
-"""The ways without a parameter server: `funcpipe`, a pipeline on functions for the whole job, and one machine alone.
+"""The ways without a parameter server: `funcpipe`, a pipeline on functions for the whole job, the same on functions of
+this machine, `here`, and one machine alone.
 
 A pipeline has starts, hand-overs and checkpoints; the GPUs of one machine exchange gradients over PCIe.
 """
@@ -16,9 +17,10 @@ from funcpipe.core.profile import ModelProfile
 from funcpipe.core.provision import CostItem, Provision, Rented
 from funcpipe.errors import Infeasible
 from funcpipe.neighbours.provisioning.goal import Goal, loss_rate_s, no_way, provision, what_binds
-from funcpipe.neighbours.provisioning.workload import ModelWorkload, exchange_s
+from funcpipe.neighbours.provisioning.workload import ModelWorkload, exchange_s, on_this_machine
 from funcpipe.partitioner.alternatives import pareto_front
 from funcpipe.partitioner.optimize import optimize
+from funcpipe.platforms.room import Offer
 
 JobEstimator = Callable[[Plan, int], JobEstimate]
 """An estimator of a job of so many steps by a plan: see `estimate_job`."""
@@ -34,7 +36,12 @@ def job_steps(goal: Goal, global_batch: int) -> int:
 
 
 def funcpipe(
-    goal: Goal, profile: ModelProfile, spec: PlatformSpec, training: TrainingSpec, estimate: JobEstimator
+    goal: Goal,
+    profile: ModelProfile,
+    spec: PlatformSpec,
+    training: TrainingSpec,
+    estimate: JobEstimator,
+    way: str = "funcpipe",
 ) -> Provision:
     """The cheapest plan whose whole job meets the deadline; with only a budget, the fastest within it.
 
@@ -46,23 +53,52 @@ def funcpipe(
     whole = goal.deadline_s if by_time else goal.job.budget_usd
     free = replace(training, deadline_s=None, budget_usd=None)
     if whole is None:
-        plan = _planned(profile, spec, free, goal)
-        return as_provision(goal, plan, estimate(plan, steps))
+        plan = _planned(profile, spec, free, goal, way)
+        return as_provision(goal, plan, estimate(plan, steps), way)
     each = whole / steps
     for _ in range(_ROUNDS):
         wanted = replace(free, deadline_s=each) if by_time else replace(free, budget_usd=each)
-        plan = _planned(profile, spec, wanted, goal)
+        plan = _planned(profile, spec, wanted, goal, way)
         job = estimate(plan, steps)
         took = job.seconds if by_time else job.cost_usd
         if took <= whole:
-            return as_provision(goal, plan, job)
+            return as_provision(goal, plan, job, way)
         assert plan.estimate is not None, "a plan that was optimised has an estimate"
         own = plan.estimate.iteration_s if by_time else plan.estimate.cost_usd
         each = min((whole - (took - steps * own)) / steps, 0.99 * each)
         if each <= 0:
             break
     limit = f"{whole:.0f} s" if by_time else f"{whole:.2f} dollars"
-    raise Infeasible(f"funcpipe: starts, hand-overs and checkpoints leave no room within {limit}; allow more")
+    raise Infeasible(f"{way}: starts, hand-overs and checkpoints leave no room within {limit}; allow more")
+
+
+def here(
+    goal: Goal, profile: ModelProfile, spec: PlatformSpec, training: TrainingSpec, offer: Offer, estimate: JobEstimator
+) -> Provision:
+    """As `funcpipe`, by functions on the processors and GPUs of this machine, which all have room there at once."""
+    goal.check()
+
+    def planned(part: PlatformSpec) -> Provision:
+        return funcpipe(goal, *on_this_machine(profile, spec, part), training, estimate, "here")
+
+    found = [planned(offer.spec)]
+    reasons = list[Infeasible]()
+    if not _has_room(offer, found[0]):
+        found = []
+        for part in offer.where_all_have_room():
+            try:
+                found.append(planned(part))
+            except Infeasible as error:
+                reasons.append(error)
+    if not found:
+        raise reasons[0] if reasons else Infeasible("here: this machine has no room for a function of any size")
+    if math.isinf(goal.deadline_s) and goal.job.budget_usd is not None:
+        return min(found, key=lambda one: one.seconds)
+    return min(found, key=lambda one: goal.job.worth_usd(one.seconds, one.usd))
+
+
+def _has_room(offer: Offer, found: Provision) -> bool:
+    return found.plan is not None and offer.has_room(found.plan)
 
 
 def funcpipe_front(
@@ -74,7 +110,7 @@ def funcpipe_front(
         yield as_provision(goal, plan, estimate(plan, steps))
 
 
-def as_provision(goal: Goal, plan: Plan, job: JobEstimate) -> Provision:
+def as_provision(goal: Goal, plan: Plan, job: JobEstimate, way: str = "funcpipe") -> Provision:
     """The record of a plan and its job."""
     assert plan.estimate is not None, "a plan that was optimised has an estimate"
     sizes = Counter[str]()
@@ -88,7 +124,7 @@ def as_provision(goal: Goal, plan: Plan, job: JobEstimate) -> Provision:
     best = "fastest plan within the budget" if by_budget else "cheapest plan that makes it"
     what = f"the {best}" if plan.is_proved else f"the {best} of those found in the time of a search"
     return provision(
-        "funcpipe",
+        way,
         goal,
         rented=[Rented(name=f"{size} {plan.platform}", count=count) for size, count in sizes.items()],
         seconds=job.seconds,
@@ -101,13 +137,11 @@ def as_provision(goal: Goal, plan: Plan, job: JobEstimate) -> Provision:
     )
 
 
-def _planned(profile: ModelProfile, spec: PlatformSpec, training: TrainingSpec, goal: Goal) -> Plan:
+def _planned(profile: ModelProfile, spec: PlatformSpec, training: TrainingSpec, goal: Goal, way: str) -> Plan:
     try:
         return optimize(profile, spec, training, time_limit_s=_SEARCH_S)
     except Infeasible as error:
-        raise Infeasible(
-            f"funcpipe: no plan for {goal.job.goal} is within the limit of an iteration: {error}"
-        ) from error
+        raise Infeasible(f"{way}: no plan for {goal.job.goal} is within the limit of an iteration: {error}") from error
 
 
 def iteration_s(machine: Machine, market: Market, work: ModelWorkload, batch: int) -> float:

@@ -11,6 +11,7 @@ from funcpipe.core.market import Machine, Market
 from funcpipe.core.platform import MB, FunctionSize, PlatformSpec
 from funcpipe.core.profile import ModelProfile
 from funcpipe.core.provision import JobSpec
+from funcpipe.errors import Infeasible
 from funcpipe.neighbours.provisioning.cynthia import ClusterWorkload, ServerType, WorkerType
 from funcpipe.neighbours.provisioning.goal import loss_rate_s
 from funcpipe.neighbours.provisioning.lambdadnn import FunctionMarket, FunctionWorkload
@@ -137,6 +138,38 @@ def function_market(spec: PlatformSpec, market: Market) -> FunctionMarket:
 def exchange_s(machine: Machine, work: ModelWorkload) -> float:
     """Seconds in which the GPUs of a machine exchange their gradients, by the second term of spotDNN's equation (7)."""
     return 2 * machine.gpus * work.model_mb / machine.pcie_mb_s if machine.gpus > 1 else 0.0
+
+
+def on_this_machine(
+    profile: ModelProfile, spec: PlatformSpec, local: PlatformSpec
+) -> tuple[ModelProfile, PlatformSpec]:
+    """Return `profile`, which is for `spec`, for the functions of this machine, with what `local` has of them.
+
+    Their processors compute as those of the largest size of `spec`, and GPUs by their published rates. Raises
+    Infeasible where neither is known.
+    """
+    measured = [size for size in _measured_sizes(profile, spec) if size.accelerator is None]
+    known = profile.work is not None
+    sizes = tuple(size for size in local.sizes if (known if size.accelerator is not None else measured))
+    if not sizes:
+        raise Infeasible(
+            "here: the profile has no seconds of processors, and this machine no GPU whose rates are known; measure "
+            "the model here (funcpipe profile --platform local)"
+        )
+    plain = [size for size in sizes if size.accelerator is None]
+    if plain:
+        largest = max(measured, key=lambda size: size.vcpu)
+        column = profile.sizes.index(largest.name)
+
+        def scaled(seconds: Sequence[float]) -> tuple[float, ...]:
+            return tuple(seconds[column] * largest.vcpu / size.vcpu for size in plain)
+
+        layers = tuple(
+            replace(layer, forward_s=scaled(layer.forward_s), backward_s=scaled(layer.backward_s))
+            for layer in profile.layers
+        )
+        profile = replace(profile, sizes=tuple(size.name for size in plain), layers=layers)
+    return profile.on_sizes(local.name, sizes), replace(local, sizes=sizes)
 
 
 def cluster_workload(work: ModelWorkload, job: JobSpec) -> ClusterWorkload:

@@ -229,7 +229,7 @@ def test_fronts_fall_and_are_drawn(tmp_path: Path) -> None:
 
 
 def test_what_is_wrong_is_told() -> None:
-    with pytest.raises(InvalidValue, match="ways must be some of funcpipe, lambdadnn"):
+    with pytest.raises(InvalidValue, match="ways must be some of funcpipe, here, lambdadnn"):
         provision_table(profile(), job_of(), ways=("magic",))
     with pytest.raises(InvalidValue, match="or target_loss must be given, and only one"):
         job_of(target_loss=0.5)
