@@ -179,9 +179,9 @@ class Channel:
         began_s = self._clock()
         starts_s = (self._step_s, began_s)
         due = expected.due(starts_s)
-        paused = not self._storage.watches and due.start_s + due.due_s > began_s
+        paused = self._storage.watches or due.start_s + due.due_s > began_s
         if paused:
-            self._pause(key, began_s, due)
+            self._wait(key, self._estimator.deadline_s, due)
         empty_s, trip_s = None, 0.0
         while True:
             asked_s = self._clock()
@@ -192,7 +192,7 @@ class Channel:
                 self._pause(key, began_s, due, trip_s)
                 continue
             if paused or empty_s is not None:
-                expected.learn(starts_s, empty_s, asked_s, trip_s)
+                expected.learn(starts_s, asked_s if self._storage.watches else empty_s, asked_s, trip_s)
             _log_if_slow(key, asked_s, began_s, due)
             return message, asked_s - began_s
 
@@ -204,7 +204,11 @@ class Channel:
             left_s = self._left_s(began_s, now_s)
         if left_s <= 0:
             raise DeadlineExceeded(f"{key} has not come within {self._estimator.deadline_s:g} s")
-        learned_s = self._estimator.pause_s(now_s - due.start_s, due.due_s, due.spread_s, trip_s)
+        self._wait(key, left_s, due, trip_s)
+
+    def _wait(self, key: str, left_s: float, due: Due, trip_s: float = 0.0) -> None:
+        """Wait for the next request, for `left_s` at most, or until the storage tells that the object is there."""
+        learned_s = self._estimator.pause_s(self._clock() - due.start_s, due.due_s, due.spread_s, trip_s)
         self._storage.wait(key, left_s if self._storage.watches else min(learned_s, left_s), self._cancel)
         if self._cancel.is_set():
             raise Cancelled(f"stopped waiting for {key}")

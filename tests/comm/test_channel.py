@@ -1,3 +1,4 @@
+import itertools
 import logging
 import random
 import re
@@ -115,6 +116,26 @@ def test_waiting_never_lists_and_counts_its_empty_gets() -> None:
     with pytest.raises(DeadlineExceeded):
         channel(store, deadline_s=0.05).get("a")
     assert store.traffic.gets == store.traffic.empty_gets > 0
+
+
+def test_storage_that_tells_of_new_objects_is_not_asked_before_they_come() -> None:
+    store = Counted(MemoryStorage())
+    reader = channel(store)
+    reading = threading.Thread(target=lambda: reader.get("a"))
+    reading.start()
+    channel(store).put("a", {"x": torch.ones(1)})
+    reading.join(LONG_S)
+    assert (store.traffic.gets, store.traffic.empty_gets) == (1, 0)
+
+
+def test_what_is_there_is_read_however_late_the_reader_is_served() -> None:
+    store = MemoryStorage()
+    channel(store).put("a", {"x": torch.ones(1)})
+    now_s = itertools.count(0.0, 10.0)
+    late = Channel(
+        store, ArrivalEstimator(deadline_s=1), run_key=RUN_KEY, cancel=threading.Event(), clock=lambda: next(now_s)
+    )
+    assert torch.equal(late.get("a").tensors["x"], torch.ones(1))
 
 
 class Clock:
