@@ -272,7 +272,8 @@ def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec, *, meets: b
         encode_s = rounding[task.stage].encode_s * size if task.kind is Kind.PUT_SPLIT else 0.0
         number = names.index(_store_of(task, plan))
         bytes_s = links[number][task.kind in _SUMS][0 if task.kind.is_put else 1]
-        return Cost(stores[number].latency_s + encode_s, size, float(bytes_s[task.stage]), number)
+        poll_s = stores[number].poll_s if task.kind.is_get else 0.0
+        return Cost(stores[number].latency_s + encode_s, size, float(bytes_s[task.stage]), number, poll_s=poll_s)
 
     return cost
 

@@ -92,8 +92,9 @@ class StoreTerms:
     Every operation takes `latency_s` before its bytes move. All functions together move at most `shared_bytes_s` in
     each direction; None means that only the function's own link limits it. It takes at most `puts_s` and `gets_s`
     requests a second below one prefix, and `requests_s` of either kind of an account in all; None means any number.
-    Objects have at most `largest_bytes`. Asking for what is not there costs `price_empty_get_usd`, or as much as any
-    other get if that is None.
+    Objects have at most `largest_bytes`. Where `polled`, it does not tell of new objects: a reader asks again and again
+    until the object is there, one latency after the other. Asking for what is not there costs `price_empty_get_usd`, or
+    as much as any other get if that is None.
     """
 
     latency_s: float
@@ -105,6 +106,7 @@ class StoreTerms:
     gets_s: float | None = None
     largest_bytes: int | None = None
     requests_s: float | None = field(default=None, metadata=IF_CHANGED)
+    polled: bool = field(default=False, metadata=IF_CHANGED)
 
     def __post_init__(self) -> None:
         for name in ("latency_s", "price_put_usd", "price_get_usd"):
@@ -114,6 +116,11 @@ class StoreTerms:
         for name in ("shared_bytes_s", "puts_s", "gets_s", "requests_s", "largest_bytes"):
             if getattr(self, name) is not None:
                 checks.positive(name, getattr(self, name))
+
+    @property
+    def poll_s(self) -> float:
+        """The seconds between two requests for an object that has not come yet."""
+        return self.latency_s if self.polled else 0.0
 
     @property
     def empty_get_usd(self) -> float:

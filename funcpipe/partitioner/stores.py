@@ -36,7 +36,7 @@ from funcpipe.partitioner.search.spaces import Space, Tables, spaces
 
 _ROUNDING = 1e-9
 
-STORE_COSTS = ("latency_s", "price_put_usd", "price_get_usd", "price_sent_usd_gb", "price_received_usd_gb")
+STORE_COSTS = ("latency_s", "polled", "price_put_usd", "price_get_usd", "price_sent_usd_gb", "price_received_usd_gb")
 STORE_LIMITS = ("bytes_s", "shared_bytes_s", "largest_bytes", "puts_s", "gets_s", "requests_s")
 """Fields of which less is better, hours aside; and fields of which more is better, or no limit."""
 

@@ -95,6 +95,7 @@ store_specs = st.builds(
     gets_s=st.none() | st.floats(1, 1e6),
     largest_bytes=st.none() | st.integers(1, 2**40),
     durable=st.booleans(),
+    polled=st.booleans(),
     sources=st.dictionaries(st.sampled_from(["latency_s", "durable"]), names),
 )
 
@@ -148,6 +149,7 @@ def platforms(draw: st.DrawFn) -> PlatformSpec:
         shared_cores=draw(st.none() | st.integers(1, 128)),
         stores=draw(st.lists(store_specs, max_size=2, unique_by=lambda store: store.name).map(tuple)),
         puts_s=draw(st.none() | rate),
+        polled=draw(st.booleans()),
         largest_bytes=draw(st.none() | st.integers(1, 2**40)),
         codecs=draw(st.dictionaries(st.sampled_from(["bf16", "int8"]), codec_costs)),
     )

@@ -42,6 +42,7 @@ from funcpipe.partitioner.cost.stores import (
     storage_usd,
 )
 from funcpipe.partitioner.cost.sync_ways import any_way_fits
+from funcpipe.partitioner.cost.waits import found_late_s
 from funcpipe.scheduler.pipeline import SPARE
 
 
@@ -49,7 +50,8 @@ from funcpipe.scheduler.pipeline import SPARE
 class Lanes:
     """Seconds that one micro-batch takes on each lane of each stage.
 
-    `joint_s` passes once, between the last forward and the first backward: `joint_times`.
+    `joint_s` passes once, between the last forward and the first backward: `joint_times`. A message that is waited for
+    is found late, by `forward_found_s` or `backward_found_s`; where a lane is the slowest, messages wait for it.
     """
 
     forward_s: Array
@@ -59,21 +61,25 @@ class Lanes:
     backward_upload_s: Array
     backward_download_s: Array
     joint_s: Array
+    forward_found_s: Array
+    backward_found_s: Array
 
     @property
     def forward_sum_s(self) -> Array:
         """Of the forward pass, all lanes one after the other."""
-        return self.forward_s + self.forward_upload_s + self.forward_download_s
+        return self.forward_s + self.forward_upload_s + self.forward_found_s + self.forward_download_s
 
     @property
     def backward_sum_s(self) -> Array:
         """Of the backward pass, all lanes one after the other; the first of all waits for the loss of all."""
-        return self.joint_s + self.backward_s + self.backward_upload_s + self.backward_download_s
+        messages_s = self.backward_upload_s + self.backward_found_s + self.backward_download_s
+        return self.joint_s + self.backward_s + messages_s
 
     @property
     def round_s(self) -> Array:
         """From the start of a forward to the end of its backward, without what happens at later stages."""
-        return self.forward_s + self.forward_upload_s + self.backward_download_s + self.backward_s
+        messages_s = self.forward_upload_s + self.backward_found_s + self.backward_download_s
+        return self.forward_s + messages_s + self.backward_s
 
     def slowest(self, schedule: ScheduleKind) -> tuple[Array, Array]:
         """The slowest lane of the forward and of the backward pass.
@@ -105,6 +111,7 @@ def lane_times(loads: Loads, setting: Setting, *, workers: int) -> Lanes:
     store, traffic = setting.message_store, loads.traffic
     up, down = crossing_link(loads, store, workers)
     ratio, ratio_back, latency_s = setting.wire_ratio, setting.back_wire_ratio, store.latency_s
+    late_s = found_late_s(store.poll_s, 1)
     pace = pace_of(store, setting.replicas, workers)
 
     def moved_s(payload_bytes: Array, objects: Array, bytes_s: Array, each_s: float) -> Array:
@@ -125,6 +132,8 @@ def lane_times(loads: Loads, setting: Setting, *, workers: int) -> Lanes:
             ratio_back * traffic.backward_in_bytes, traffic.backward_in_objects, down, pace.get_s
         ),
         joint_s=joint_times(loads, setting, up, down, pace),
+        forward_found_s=late_s * (traffic.forward_in_objects > 0),
+        backward_found_s=late_s * (traffic.backward_in_objects > 0),
     )
 
 
@@ -140,9 +149,10 @@ def joint_times(loads: Loads, setting: Setting, up: Array, down: Array, pace: Pa
     own_bytes, others_bytes = joint_bytes_each(setting)
     if not others_bytes:
         return np.zeros(np.broadcast(loads.is_last, up).shape)
-    latency_s = setting.message_store.latency_s
+    store = setting.message_store
     put_s, read_s = pace.puts(own_bytes / up, 1), pace.gets(others_bytes / down, setting.replicas - 1)
-    exchange_s: Array = loads.is_last * (2 * latency_s + put_s + read_s)
+    hop_s = 2 * store.latency_s + found_late_s(store.poll_s, setting.replicas, read_s)
+    exchange_s: Array = loads.is_last * (hop_s + put_s + read_s)
     return exchange_s
 
 

@@ -84,6 +84,7 @@ def choose(
                 upload_bytes_s=up,
                 download_bytes_s=down,
                 latency_s=spec.latency_s,
+                poll_s=spec.poll_s,
                 streams=streams,
                 pace=pace_of(spec, replicas, replicas),
             )

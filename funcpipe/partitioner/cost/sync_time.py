@@ -12,6 +12,8 @@ and 1 s down. Three-phase: three splits up (9 s), three down (3 s), the sum up (
 >>> float(sync_time_s(Sync.THREE_PHASE, **link))
 18.0
 
+Where a store is polled, who waits for an object asks for it every `poll_s` seconds, so finds it late (`found_late_s`).
+
 Where the store takes so many requests a second, a function's requests follow each other at a `Pace`: then k objects
 take at least k times that, as if they were larger. By hand: with 4 s between two puts, the three splits go up in 12 s.
 
@@ -20,16 +22,16 @@ gradient on one kind of function; the ways of all stages at once are in `sync_wa
 """
 
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
 
 from funcpipe.core import Streams, Sync, usual_streams
 from funcpipe.core.choices import OPEN_UPLOADS, members_of_group, open_downloads, tree_depth
 from funcpipe.core.texts import STAGE_PREFIXES
-from funcpipe.partitioner.cost import Array, IntArray
+from funcpipe.partitioner.cost import Array
 from funcpipe.partitioner.cost.rounding import Rounding, all_s, unhidden_s
 from funcpipe.partitioner.cost.stores import UNPACED, Pace
+from funcpipe.partitioner.cost.waits import Cut, found_late_s, idle_s, waves_of
 
 
 def sync_time_s(
@@ -40,6 +42,7 @@ def sync_time_s(
     upload_bytes_s: Array | float,
     download_bytes_s: Array | float,
     latency_s: float,
+    poll_s: float = 0.0,
     streams: Streams | None = None,
     backward_s: Array | float = 0.0,
     merged_bytes: Array | float | None = None,
@@ -63,25 +66,38 @@ def sync_time_s(
     merged_bytes = np.asarray(gradient_bytes if merged_bytes is None else merged_bytes, dtype=np.float64)
     others = replicas - 1
     merged_up_s, merged_down_s = (merged_bytes / replicas / link for link in (upload_bytes_s, download_bytes_s))
+    late_s = found_late_s(poll_s, replicas, others * down_s)
+    both_late_s = late_s + found_late_s(poll_s, replicas, others * merged_down_s)
     spread_s: Array = merged_bytes / replicas * (1 / upload_bytes_s + others / download_bytes_s)
     spread_s = spread_s + pace.waits_s(merged_up_s, 1, others * merged_down_s, others)
-    link = (gradient_bytes, replicas, upload_bytes_s, download_bytes_s, latency_s)
+    link = (gradient_bytes, replicas, upload_bytes_s, download_bytes_s)
     if sync in (Sync.EXCHANGE, Sync.STREAMED, Sync.TREE):
-        cut = usual_streams(sync, replicas, streams)
-        return exposed_s(sync, *link, cut, backward_s, merged_bytes=merged_bytes, rounding=rounding, pace=pace)
+        return exposed_s(
+            sync,
+            *link,
+            latency_s,
+            usual_streams(sync, replicas, streams),
+            backward_s,
+            merged_bytes=merged_bytes,
+            rounding=rounding,
+            pace=pace,
+            poll_s=poll_s,
+        )
     if sync is Sync.THREE_PHASE:
-        pauses_s = _waves_of(others) * _idle_s(up_s, latency_s)
+        pauses_s = waves_of(others) * idle_s(up_s, latency_s)
         waiting_s = pace.waits_s(others * up_s, others, others * down_s, others)
-        moved_s = others * (up_s + down_s) + pauses_s + spread_s + 4 * latency_s + waiting_s
+        moved_s = others * (up_s + down_s) + pauses_s + spread_s + 4 * latency_s + both_late_s + waiting_s
     elif sync is Sync.ALL_REDUCE:
-        moved_s = all_reduce_s(*link, pace)
+        late_s = found_late_s(poll_s, others, others * replicas * down_s) + found_late_s(poll_s, replicas)
+        moved_s = all_reduce_s(*link, latency_s, pace) + late_s
     elif sync is Sync.HIERARCHICAL:
-        moved_s = hierarchical_s(*link, usual_streams(sync, replicas, streams), merged_bytes=merged_bytes, pace=pace)
+        cut = usual_streams(sync, replicas, streams)
+        moved_s = hierarchical_s(*link, latency_s, cut, merged_bytes=merged_bytes, pace=pace, poll_s=poll_s)
     else:
         reduce_s: Array = up_s + (replicas - 2) * np.maximum(up_s, down_s) + down_s
         paced_s = max(others * pace.put_s - pace.free_put_s, others * pace.get_s - pace.free_get_s)
         reduce_s = np.maximum(reduce_s, up_s + paced_s + down_s)
-        moved_s = reduce_s + spread_s + (2 + replicas) * latency_s
+        moved_s = reduce_s + spread_s + (2 + replicas) * latency_s + (replicas + 1) * poll_s / 3
     if rounding is None:
         return moved_s
     groups = usual_streams(sync, replicas, streams).groups
@@ -98,30 +114,6 @@ def limit_s(
     return moved_s + 2 * latency_s
 
 
-class Cut(NamedTuple):
-    """How a gradient is divided in each of many ways: the counts of `Streams`, along the last axis."""
-
-    rounds: IntArray | int
-    groups: IntArray | int
-    merged: IntArray | int
-
-
-def _waves_of(puts: Array | IntArray | int) -> Array:
-    """Return how often all puts that may be open have ended before the last of `puts` begins."""
-    waves: Array = (np.ceil(np.asarray(puts) - 1e-9) - 1) // OPEN_UPLOADS
-    return waves
-
-
-def _idle_s(each_s: Array, latency_s: float) -> Array:
-    """Seconds between two waves of puts of `each_s` in which no body goes up, because all open ones have a latency.
-
-    Four puts of 1 s are open, with a latency of 10 s: bodies go up from 10 to 14 s, then from 21 to 25 s, and so on; so
-    7 s pass idly before each wave but the first.
-    """
-    idle: Array = np.maximum(latency_s - (OPEN_UPLOADS - 1) * each_s, 0.0)
-    return idle
-
-
 def streamed_s(
     gradient_bytes: Array | float,
     replicas: int,
@@ -133,6 +125,7 @@ def streamed_s(
     merged_bytes: Array | float | None = None,
     added_s: Array | float = 0.0,
     pace: Pace = UNPACED,
+    poll_s: float = 0.0,
 ) -> Array:
     """Seconds of the streamed scatter-reduce, in which raw objects go before merged ones.
 
@@ -161,28 +154,36 @@ def streamed_s(
     first_up_s = pace.puts(readers / cut.rounds * (split / up), 1)
     first_down_s = pace.gets(readers / cut.rounds * (split / down), readers)
     put_s, read_s = sums_up_s / merged, sums_down_s / merged
-    pause_s = _idle_s(first_up_s, latency_s)
-    all_up_s = raw_up_s + _waves_of(puts) * pause_s
-    raw_s = np.maximum(first_up_s + raw_down_s, all_up_s + first_down_s) + 2 * latency_s
+    pause_s = idle_s(first_up_s, latency_s)
+    hop_s = 2 * latency_s + found_late_s(poll_s, replicas, raw_down_s)
+    last_hop_s = 2 * latency_s + found_late_s(poll_s, replicas, sums_down_s)
+    all_up_s = raw_up_s + waves_of(puts) * pause_s
+    raw_s = np.maximum(first_up_s + raw_down_s, all_up_s + first_down_s) + hop_s
     room = open_downloads(replicas)
     sums_before = np.maximum(merged + -5 // (cut.rounds // merged), 0)  # asked for before the last pieces
     full = others * (cut.rounds + sums_before) - room
     opened_s = first_up_s + 3 * latency_s + (full + 1) / others * (raw_down_s / cut.rounds)
     raw_s = np.where(full > 0, np.maximum(raw_s, opened_s), raw_s)
-    last_s = put_s + read_s + 2 * latency_s + added_s
+    last_s = put_s + read_s + last_hop_s + added_s
     late_s: Array = raw_s + np.maximum(sums_down_s, last_s)
     if (np.asarray(merged) == 1).all():
         return late_s
 
-    early_up_s = raw_up_s / merged + _waves_of(puts / merged) * pause_s
+    early_up_s = raw_up_s / merged + waves_of(puts / merged) * pause_s
     reduced_s = np.maximum(first_up_s + raw_down_s / merged, early_up_s + first_down_s)
-    begun_s = np.maximum(reduced_s + added_s + 2 * latency_s, all_up_s) + 2 * latency_s
-    waiting_s = read_s + _waves_of(merged) * _idle_s(put_s, latency_s) + sums_up_s
+    begun_s = np.maximum(reduced_s + added_s + hop_s, all_up_s) + last_hop_s
+    waiting_s = read_s + waves_of(merged) * idle_s(put_s, latency_s) + sums_up_s
 
     fit = max(room // others, 1)
     each, lots = cut.rounds / np.asarray(merged), np.ceil(merged / fit) - 1
     latencies = 2 + others / room * (cut.rounds + 2 * np.asarray(merged))
-    shared_s = first_up_s + latency_s * latencies + (others * (sums_up_s + sums_down_s) + raw_down_s) / room
+    shared_s = (
+        first_up_s
+        + hop_s
+        + last_hop_s
+        + latency_s * (latencies - 4)
+        + (others * (sums_up_s + sums_down_s) + raw_down_s) / room
+    )
     before = fit * each + 1 + (room % others > 0)
     moved_s = np.maximum(0.0, 1 - before / cut.rounds) * raw_down_s + sums_down_s
     in_lots_s = lots * (each + 1) * latency_s + lots / merged * (sums_up_s + sums_down_s) + read_s
@@ -199,6 +200,7 @@ def exchange_s(
     latency_s: float,
     cut: Streams | Cut,
     pace: Pace = UNPACED,
+    poll_s: float = 0.0,
 ) -> Array:
     """Seconds in which every replica writes everything, in rounds, and reads everything from the others.
 
@@ -210,10 +212,10 @@ def exchange_s(
     put_s = put_s + (pace.puts(rounds * put_s, rounds) - rounds * put_s) / rounds
     read_s = read_s + (pace.gets(rounds * read_s, (replicas - 1) * rounds) - rounds * read_s) / rounds
     waited = (np.asarray(cut.rounds) - 1) // OPEN_UPLOADS * OPEN_UPLOADS
-    stopped_s = _waves_of(cut.rounds) * _idle_s(put_s, latency_s)
+    stopped_s = waves_of(cut.rounds) * idle_s(put_s, latency_s)
     late_s = stopped_s + np.maximum((waited + 1) * put_s + (cut.rounds - waited) * read_s, cut.rounds * put_s + read_s)
     moved_s: Array = np.maximum(put_s + cut.rounds * read_s, late_s)
-    return moved_s + 2 * latency_s
+    return moved_s + 2 * latency_s + found_late_s(poll_s, replicas, rounds * read_s)
 
 
 def exposed_s(
@@ -229,6 +231,7 @@ def exposed_s(
     merged_bytes: Array | float | None = None,
     rounding: Rounding | None = None,
     pace: Pace = UNPACED,
+    poll_s: float = 0.0,
 ) -> Array:
     """Seconds that a way in rounds takes beyond the backward during which it begins.
 
@@ -246,11 +249,13 @@ def exposed_s(
             counts = cut.rounds, cut.groups, cut.merged
             first_s, added_s, last_s = unhidden_s(sync, size, merged_share * sums, replicas, counts, rounding)
         if sync is Sync.EXCHANGE:
-            return exchange_s(size, *link, cut, pace) + (first_s + added_s + last_s)
+            return exchange_s(size, *link, cut, pace, poll_s) + (first_s + added_s + last_s)
         merged = merged_share * sums
         if sync is Sync.TREE:
-            return tree_s(size, *link, cut, merged_bytes=merged, pace=pace) + (first_s + added_s + last_s)
-        return streamed_s(size, *link, cut, merged_bytes=merged, added_s=added_s, pace=pace) + (first_s + last_s)
+            moved_s = tree_s(size, *link, cut, merged_bytes=merged, pace=pace, poll_s=poll_s)
+            return moved_s + (first_s + added_s + last_s)
+        moved_s = streamed_s(size, *link, cut, merged_bytes=merged, added_s=added_s, pace=pace, poll_s=poll_s)
+        return moved_s + (first_s + last_s)
 
     share, last = 1 / np.asarray(cut.rounds), cut.rounds // np.minimum(cut.merged, cut.rounds)
     longer_s: Array | float = 0.0
@@ -291,6 +296,7 @@ def hierarchical_s(
     *,
     merged_bytes: Array | float | None = None,
     pace: Pace = UNPACED,
+    poll_s: float = 0.0,
 ) -> Array:
     """Seconds in which groups of replicas sum by streams, and columns of groups so sum what each member has added.
 
@@ -303,10 +309,12 @@ def hierarchical_s(
     """
     members = members_of_group(replicas)
     link, merged = (up, down, latency_s), gradient_bytes if merged_bytes is None else merged_bytes
-    seconds = streamed_s(gradient_bytes, members, *link, cut, merged_bytes=merged, pace=pace)
+    seconds = streamed_s(gradient_bytes, members, *link, cut, merged_bytes=merged, pace=pace, poll_s=poll_s)
     if members < replicas:
         size, columns, once = gradient_bytes / members, replicas // members, Streams(1, 1, 1)
-        seconds = seconds + streamed_s(size, columns, *link, once, merged_bytes=merged / members, pace=pace)
+        seconds = seconds + streamed_s(
+            size, columns, *link, once, merged_bytes=merged / members, pace=pace, poll_s=poll_s
+        )
     return seconds
 
 
@@ -320,6 +328,7 @@ def tree_s(
     *,
     merged_bytes: Array | float | None = None,
     pace: Pace = UNPACED,
+    poll_s: float = 0.0,
 ) -> Array:
     """Seconds in which replicas sum in a tree, round by round (`comm.group_patterns.Tree`).
 
@@ -340,16 +349,17 @@ def tree_s(
     sums = piece if merged_bytes is None else np.asarray(merged_bytes, dtype=np.float64) / rounds
     put_s, sum_put_s = (pace.puts(rounds * each / up, rounds) / rounds for each in (piece, sums))
     get_s, sum_get_s, asked_s = piece / down, sums / down, max(pace.get_s - pace.free_get_s, 0.0)
-    up_s, back_s = 2 * latency_s + put_s, 2 * latency_s + sum_put_s + sum_get_s
-    waves, later = _waves_of(rounds), rounds - 1
+    up_s = 2 * latency_s + found_late_s(poll_s, fan_in, fan_in * get_s) + put_s
+    back_s = 2 * latency_s + found_late_s(poll_s, replicas) + sum_put_s + sum_get_s
+    waves, later = waves_of(rounds), rounds - 1
     levels = _late_bodies(replicas, fan_in)
     full = tuple((fan_in * (level + 1), fan_in) for level in range(len(levels) - 1))
-    spread_s = np.maximum(later * sum_put_s + waves * _idle_s(sum_put_s, latency_s), later * sum_get_s)
+    spread_s = np.maximum(later * sum_put_s + waves * idle_s(sum_put_s, latency_s), later * sum_get_s)
     spread_s = np.maximum(spread_s, rounds * (replicas - 1) * pace.one_get_s - pace.free_get_s)
     seconds: Array = np.zeros(())
     for path in filter(None, (levels, full)):
         first_s = len(path) * up_s + np.maximum(path[-1][0] * get_s, asked_s)
-        paced_s = np.maximum(later * put_s + waves * _idle_s(put_s, latency_s), later * pace.get_s)
+        paced_s = np.maximum(later * put_s + waves * idle_s(put_s, latency_s), later * pace.get_s)
         seconds = np.maximum(seconds, first_s + np.maximum(paced_s, spread_s) + back_s)
         for level, (bodies, own) in enumerate(path):
             seconds = np.maximum(seconds, first_s + later * own * get_s + back_s)

@@ -22,7 +22,8 @@ from funcpipe.partitioner.cost import Array, BoolArray, IntArray
 from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.stores import Pace, link, pace_of, ways_fit, ways_usd
 from funcpipe.partitioner.cost.sync_choice import candidates
-from funcpipe.partitioner.cost.sync_time import Cut, exposed_s, sync_time_s
+from funcpipe.partitioner.cost.sync_time import exposed_s, sync_time_s
+from funcpipe.partitioner.cost.waits import Cut
 
 _ELEMENTS = 3000
 """How many elements are computed at a time: few enough for the processor's cache."""
@@ -112,6 +113,7 @@ def tied_times(loads: Loads, setting: Setting, up: Array, down: Array) -> tuple[
     ties, store = loads.ties, setting.sum_store
     tied_s = ties.upload_bytes / up + ties.download_bytes / down
     tied_s = tied_s + store.latency_s * (ties.upload_objects + ties.download_objects)
+    tied_s = tied_s + store.poll_s / 2 * ties.download_objects
     met_s = ties.lent_bytes / up + ties.borrowed_bytes / down + store.latency_s * ties.upload_objects
     crossing = sum_crossing(loads, setting)
     tied_s = tied_s + setting.lone_share * met_s + crossing.tied_s + setting.meeting_share * crossing.summed_s
@@ -171,6 +173,7 @@ def sync_times(loads: Loads, setting: Setting, *, workers: int, way: SyncWay | N
         upload_bytes_s=up,
         download_bytes_s=down,
         latency_s=setting.sum_store.latency_s,
+        poll_s=setting.sum_store.poll_s,
         streams=way.streams,
         backward_s=backward_s,
         rounding=rounding,
@@ -241,7 +244,7 @@ def _seconds(rows: Array, setting: Setting, ways: Sequence[SyncWay], pace: Pace)
     hiding_s = vcpu.pop(0) if setting.delay else None
     size, merged = setting.sync_wire_ratio * summed, setting.merged_wire_ratio * summed
     seconds = np.empty((len(size), len(ways)))
-    latency_s, replicas = setting.sum_store.latency_s, setting.replicas
+    latency_s, poll_s, replicas = setting.sum_store.latency_s, setting.sum_store.poll_s, setting.replicas
     if replicas == 1:
         seconds[:] = tied_s
         return seconds
@@ -258,7 +261,14 @@ def _seconds(rows: Array, setting: Setting, ways: Sequence[SyncWay], pace: Pace)
                 links = (size[some], replicas, up[some], down[some], latency_s)
                 rounding = setting.rounding(vcpu[0][some]) if vcpu else None
                 seconds[some, which] = exposed_s(
-                    sync, *links, cut, backward_s[some], merged_bytes=merged[some], rounding=rounding, pace=pace
+                    sync,
+                    *links,
+                    cut,
+                    backward_s[some],
+                    merged_bytes=merged[some],
+                    rounding=rounding,
+                    pace=pace,
+                    poll_s=poll_s,
                 )
             continue
         for i in which:
@@ -270,6 +280,7 @@ def _seconds(rows: Array, setting: Setting, ways: Sequence[SyncWay], pace: Pace)
                 upload_bytes_s=up,
                 download_bytes_s=down,
                 latency_s=latency_s,
+                poll_s=poll_s,
                 streams=ways[i].streams,
                 backward_s=backward_s,
                 rounding=setting.rounding(vcpu[0]) if vcpu else None,

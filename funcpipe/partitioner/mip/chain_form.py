@@ -14,7 +14,7 @@ By hand, `accumulate` for three layers of 1 s each:
 """
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -37,6 +37,7 @@ from funcpipe.partitioner.cost.loads import Setting, StageTraffic
 from funcpipe.partitioner.cost.pipeline import dollars, ended_s, synchronised_s
 from funcpipe.partitioner.cost.stores import message_requests, pace_of, request_usd, sync_requests
 from funcpipe.partitioner.mip.chain_sync import paced_lines, sync_s
+from funcpipe.partitioner.mip.chain_terms import accumulate, begins, of_size, where_cut
 from funcpipe.partitioner.problem.cuts import Borders
 from funcpipe.partitioner.problem.options import edge_loads
 from funcpipe.partitioner.problem.problem import Problem, StageChoice
@@ -65,60 +66,20 @@ class ChainProgramme:
     unit_usd: float
 
 
-def begins(m: Any, layer: int) -> Any:
-    """1 where a stage begins with the layer."""
-    return m.cut[layer - 1] if layer > 0 else 1
-
-
-def of_size(m: Any, layer: int, row: Array) -> Any:
-    """The element of `row` for the size of the layer."""
-    return pyo.quicksum(float(row[j]) * m.sized[layer, j] for j in m.sizes)
-
-
-def accumulate(m: pyo.ConcreteModel, name: str, amount: Callable[[int], Any], total: Any, *, backward: bool) -> Any:
-    """A variable for each layer: the sum of `amount` from the stage's first layer to it (or from it to the last)."""
-    sums = pyo.Var(m.layers, domain=pyo.NonNegativeReals)
-    setattr(m, name, sums)
-
-    def add(m: Any, i: int) -> Any:
-        before, apart = (i + 1, m.cut[i]) if backward else (i - 1, begins(m, i))
-        if before not in m.layers:
-            return pyo.Constraint.Skip
-        return sums[i] >= amount(i) + sums[before] - float(total) * apart
-
-    def begin(m: Any, i: int) -> Any:
-        return sums[i] >= amount(i)
-
-    setattr(m, f"{name}_adds_up_in_a_stage", pyo.Constraint(m.layers, rule=add))
-    setattr(m, f"{name}_counts_its_own_layer", pyo.Constraint(m.layers, rule=begin))
-    return sums
-
-
-def where_cut(m: pyo.ConcreteModel, name: str, row: Array, holds: Callable[[int], Any]) -> Any:
-    """A variable for each layer that is at least `row` of its size where `holds` is 1."""
-    seconds = pyo.Var(m.layers, domain=pyo.NonNegativeReals)
-    setattr(m, name, seconds)
-
-    def at_least(m: Any, i: int) -> Any:
-        return seconds[i] >= of_size(m, i, row[i]) - float(row[i].max()) * (1 - holds(i))
-
-    setattr(m, f"{name}_is_taken_at_a_cut", pyo.Constraint(m.layers, rule=at_least))
-    return seconds
-
-
 def add_forward(m: pyo.ConcreteModel, programme: ChainProgramme) -> None:
     """The slowest lane of all stages forward, and the sum of all lanes."""
     lanes, most = programme.lanes, programme.longest_s
     compute = accumulate(m, "forward_s", lambda i: of_size(m, i, lanes.forward_s[i]), most, backward=False)
     upload = where_cut(m, "forward_upload_s", lanes.forward_upload_s, lambda i: m.cut[i])
     download = where_cut(m, "forward_download_s", lanes.forward_download_s, lambda i: begins(m, i))
+    found = where_cut(m, "forward_found_s", lanes.forward_found_s, lambda i: begins(m, i))
     m.forward_lane_s = pyo.Var(domain=pyo.NonNegativeReals)
     m.lanes_forward = pyo.ConstraintList()
     for i in m.layers:
         for lane in (compute, upload, download):
             m.lanes_forward.add(lane[i] <= m.forward_lane_s)
     m.forward_sum_s = pyo.Expression(
-        expr=pyo.quicksum(of_size(m, i, lanes.forward_s[i]) + upload[i] + download[i] for i in m.layers)
+        expr=pyo.quicksum(of_size(m, i, lanes.forward_s[i]) + upload[i] + found[i] + download[i] for i in m.layers)
     )
 
 
@@ -128,6 +89,7 @@ def add_backward(m: pyo.ConcreteModel, programme: ChainProgramme) -> None:
     compute = accumulate(m, "backward_s", lambda i: of_size(m, i, lanes.backward_s[i]), most, backward=True)
     upload = where_cut(m, "backward_upload_s", lanes.backward_upload_s, lambda i: begins(m, i))
     download = where_cut(m, "backward_download_s", lanes.backward_download_s, lambda i: m.cut[i])
+    found = where_cut(m, "backward_found_s", lanes.backward_found_s, lambda i: m.cut[i])
     m.backward_lane_s = pyo.Var(m.layers, domain=pyo.NonNegativeReals)
     m.lanes_backward = pyo.ConstraintList()
     for i in m.layers:
@@ -138,7 +100,7 @@ def add_backward(m: pyo.ConcreteModel, programme: ChainProgramme) -> None:
     m.backward_sum_s = pyo.Expression(
         m.layers,
         rule=lambda m, i: pyo.quicksum(
-            of_size(m, k, lanes.backward_s[k]) + upload[k] + download[k] for k in m.layers if k >= i
+            of_size(m, k, lanes.backward_s[k]) + upload[k] + found[k] + download[k] for k in m.layers if k >= i
         ),
     )
     _add_sync(m, programme)

@@ -19,6 +19,7 @@ def sync_s(setting: Setting, size: FunctionSize, gradient_mb: float, pace: Pace 
         upload_bytes_s=size.upload_bytes_s,
         download_bytes_s=size.download_bytes_s,
         latency_s=setting.spec.latency_s,
+        poll_s=setting.spec.poll_s,
         rounding=setting.rounding(size.vcpu),
         pace=pace,
     )

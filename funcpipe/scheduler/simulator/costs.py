@@ -26,7 +26,8 @@ class Cost:
     """The cost of a task: first `seconds`, then `payload_bytes` at no more than `link_bytes_s`.
 
     Without a link, moving the bytes is part of the seconds. Transfers through the same `store`, by number, share what
-    it moves. A computation keeps `processors` busy, at most one, which counts where functions share them.
+    it moves. A computation keeps `processors` busy, at most one, which counts where functions share them. A get that
+    has to wait for its object asks for it every `poll_s` seconds, until it is there.
     """
 
     seconds: float
@@ -34,6 +35,7 @@ class Cost:
     link_bytes_s: float | None = None
     store: int = 0
     processors: float = 1.0
+    poll_s: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.seconds >= 0:
@@ -57,6 +59,7 @@ class Costs:
     payload_bytes: npt.NDArray[np.int64]
     stores: npt.NDArray[np.int64]
     processors: Array
+    poll_s: Array
 
     @property
     def alone_s(self) -> Array:
@@ -72,6 +75,7 @@ class Costs:
             payload_bytes=self.payload_bytes[numbers],
             stores=self.stores[numbers],
             processors=self.processors[numbers],
+            poll_s=self.poll_s[numbers],
         )
 
 
@@ -94,6 +98,7 @@ def _columns(costs: list[Cost]) -> Costs:
         payload_bytes=np.array([round(cost.payload_bytes) for cost in costs], dtype=np.int64),
         stores=np.array([cost.store for cost in costs], dtype=np.int64),
         processors=np.array([cost.processors for cost in costs], dtype=np.float64),
+        poll_s=np.array([cost.poll_s for cost in costs], dtype=np.float64),
     )
 
 

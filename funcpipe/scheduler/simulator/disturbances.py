@@ -109,6 +109,18 @@ def disturbed(costs: Costs, columns: GraphColumns, disturbances: Disturbances) -
     return replace(costs, seconds=costs.seconds * factor, body_bytes=costs.body_bytes * factor)
 
 
+def poll_delays(costs: Costs, disturbances: Disturbances) -> list[float] | None:
+    """Return, for each task, after how long a poll finds the object that came while it was waited for.
+
+    That is any time up to the pause between two polls: objects do not come in time with them. None if nothing polls.
+    """
+    if not costs.poll_s.any():
+        return None
+    draw = np.random.default_rng((disturbances.seed, 2))
+    delays_s: list[float] = (costs.poll_s * draw.random(len(costs.poll_s))).tolist()
+    return delays_s
+
+
 def cold_starts(workers: int, disturbances: Disturbances) -> Array:
     """Return seconds before each worker's first task."""
     draw = np.random.default_rng((disturbances.seed, 1))

@@ -199,7 +199,7 @@ def stand_for_others(folded: FoldedGraph, costs: Costs, disturbances: Disturbanc
     object of another replica takes its lane at once: those that ask for it side by side, in order, and then wait for
     their latency, begin behind everything of that moment.
     """
-    if not disturbances.even:
+    if not disturbances.even or costs.poll_s.any():
         return False
     for position in np.flatnonzero(folded.writers[1]):
         kind = folded.graph.tasks[position].kind

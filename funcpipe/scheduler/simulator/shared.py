@@ -47,9 +47,12 @@ class SharedSimulator:
         lanes: Sequence[int],
         requests: Queues | None,
         mirrors: int = 1,
+        found_s: Sequence[float] | None = None,
     ) -> None:
         count, workers = len(graph.waits), len(graph.workers)
         self._requests = requests
+        self._found_s = [0.0] * count if found_s is None else [*found_s, *[0.0] * (count - len(found_s))]
+        self._polling = [False] * count
         self._mirrors = mirrors
         self._graph = graph
         self._failures = disturbances.failures
@@ -121,7 +124,10 @@ class SharedSimulator:
 
     def _reach(self, task: int) -> None:
         """A task has come to the end of its latency or of its work, or a worker has started."""
-        if self._working[task]:
+        if self._polling[task]:
+            self._polling[task] = False
+            self._begin(task)
+        elif self._working[task]:
             self._stop_work(task)
             self._end(task)
         elif self._graph.side_by_side[task]:
@@ -212,16 +218,22 @@ class SharedSimulator:
         self.ends_s[task] = self._now_s
         worker_of, again = self._graph.worker_of, self._delivered[task]
         for later in self._graph.releases(task):
-            if not again or worker_of[later] == worker_of[task]:
-                self._release(later)
+            own = worker_of[later] == worker_of[task]
+            if not again or own:
+                self._release(later, polled=not own)
         self._delivered[task] = True
         if (lane := self._graph.lane[task]) >= 0:
             self._close(lane)
             self._next_on(lane)
 
-    def _release(self, task: int) -> None:
+    def _release(self, task: int, *, polled: bool = False) -> None:
         self._waits[task] -= 1
-        if not self._waits[task]:
+        if self._waits[task]:
+            return
+        if polled and self._found_s[task]:
+            self._polling[task] = True
+            self._events.set(self._now_s + self._found_s[task], task)
+        else:
             self._begin(task)
 
     def _close(self, lane: int) -> None:
@@ -263,4 +275,5 @@ class SharedSimulator:
         if self._working[task]:
             self._stop_work(task)
         self._events.drop(task)
+        self._polling[task] = False
         self.starts_s[task] = self.ends_s[task] = -1.0

@@ -34,7 +34,7 @@ from funcpipe.scheduler.simulator.compiled_graph import (
     graph_columns,
 )
 from funcpipe.scheduler.simulator.costs import Cost, Costs, LostAttempt, Timeline, costs_of
-from funcpipe.scheduler.simulator.disturbances import UNDISTURBED, Disturbances, cold_starts, disturbed
+from funcpipe.scheduler.simulator.disturbances import UNDISTURBED, Disturbances, cold_starts, disturbed, poll_delays
 from funcpipe.scheduler.simulator.folded_graph import FoldedGraph, stand_for_others
 from funcpipe.scheduler.simulator.request_queues import UNLIMITED, Queues, RequestLimits, StepLimits, queues_of
 from funcpipe.scheduler.simulator.shared import SharedSimulator
@@ -59,7 +59,8 @@ def play(
 ) -> Timeline:
     """Start each task as soon as its lane lets it (`tasks.Order`), and return when all of them started and ended.
 
-    Requests wait for their store as `limits` say, and that is a part of their tasks.
+    Requests wait for their store as `limits` say, and that is a part of their tasks. A get whose object comes while it
+    is open finds it by the next of its polls, which are at any time (`poll_delays`).
 
     Raises PlanError if tasks wait for each other, InvalidValue if `disturbances` names workers that do not exist.
     """
@@ -93,6 +94,8 @@ SWEPT = 50_000
 
 
 def _play_swept(folded: FoldedGraph, costs: Costs, disturbances: Disturbances) -> Timeline | None:
+    if costs.poll_s.any():
+        return None
     columns, costs = folded.joined_columns(), costs.rows(folded.rows)
     arrays = graph_arrays(columns)
     disturbances.check_workers(arrays.workers)
@@ -115,14 +118,15 @@ def _play(
     if mirrors == 1:
         disturbances.check_workers(compiled.workers)
     costs = disturbed(costs, columns, disturbances)
+    found_s = poll_delays(costs, disturbances)
     starting_s = cold_starts(len(compiled.workers), disturbances).tolist()
     if not disturbances.independent:
-        shared = SharedSimulator(compiled, costs, disturbances, columns.lanes.tolist(), requests, mirrors)
+        shared = SharedSimulator(compiled, costs, disturbances, columns.lanes.tolist(), requests, mirrors, found_s)
         shared.play(starting_s)
         starts_s, ends_s, lost = shared.starts_s, shared.ends_s, tuple(shared.lost)
         attempts = [shared.deaths[worker] for worker in compiled.worker_of]
     else:
-        starts_s, ends_s = IndependentSimulator(compiled, costs, requests).play(starting_s)
+        starts_s, ends_s = IndependentSimulator(compiled, costs, requests, found_s).play(starting_s)
         attempts, lost = [0] * compiled.tasks, ()
     return _timeline(tasks, costs, starts_s, ends_s, attempts, lost)
 
@@ -163,11 +167,11 @@ class IndependentSimulator:
     """Plays one graph once, whose tasks do not slow each other down: each takes as long as if it ran alone.
 
     A heap holds what comes next, as (when, entry): the end of a task or of a worker's start, or, `len(waits)` higher,
-    the end of the latency of a side-by-side transfer. The earliest is taken out; it releases entries that waited for
-    it, the first in the graph's order of those on its lane that wait to be asked for is asked for, and the lane takes
-    the first of those in its queue. This plays twice as many tasks a second
-    as `SharedSimulator`, which has to be ready to change a task's end; a test holds both to one result. Almost all of
-    the time goes into the loop of `play` and into `_begin`.
+    the end of the latency of a side-by-side transfer, or, twice as much higher, the poll that finds an object. The
+    earliest is taken out; it releases entries that waited for it, the first in the graph's order of those on its lane
+    that wait to be asked for is asked for, and the lane takes the first of those in its queue. This plays twice as many
+    tasks a second as `SharedSimulator`, which has to be ready to change a task's end; a test holds both to one result.
+    Almost all of the time goes into the loop of `play` and into `_begin`.
 
     For example, a worker computes for 2 s (0), then uploads for 1 s (1); entry 2 is its start, at 0 s::
 
@@ -176,9 +180,12 @@ class IndependentSimulator:
         heap (3 s, 1)    take 1: the lane's queue is empty, the play ends          starts 0, 2   ends 2, 3
     """
 
-    def __init__(self, graph: CompiledGraph, costs: Costs, requests: Queues | None = None) -> None:
+    def __init__(
+        self, graph: CompiledGraph, costs: Costs, requests: Queues | None = None, found_s: list[float] | None = None
+    ) -> None:
         count = len(graph.waits)
         self._requests = requests
+        self._found_s = found_s
         self._graph = graph
         self._latency_s: list[float] = costs.seconds.tolist()
         self._body_s: list[float] = (costs.alone_s - costs.seconds).tolist()
@@ -193,7 +200,8 @@ class IndependentSimulator:
 
     def play(self, starting_s: list[float]) -> tuple[list[float], list[float]]:
         """Starts and ends of all entries, -1 for those that never happen; workers start after `starting_s`."""
-        coming, ends_s, waits, begin = self._coming, self._ends_s, list(self._graph.waits), self._begin
+        coming, ends_s, waits = self._coming, self._ends_s, list(self._graph.waits)
+        begin = self._begin if self._found_s is None else self._poll
         count, lane_of, queues, taken = len(waits), self._graph.lane, self._queues, self._taken
         first, released = self._graph.first, self._graph.released
         room, unasked, later_asked = self._room, self._unasked, [iter(tasks) for tasks in self._graph.asked]
@@ -202,19 +210,19 @@ class IndependentSimulator:
         while coming:
             now_s, task = heappop(coming)
             if task >= count:
-                self._queue(task - count, now_s)
+                self._come(task - count, now_s)
                 continue
             ends_s[task] = now_s
             for later in released[first[task] : first[task + 1]]:
                 waits[later] -= 1
                 if not waits[later]:
-                    begin(later, now_s)
+                    begin(later, now_s, task)
             lane = lane_of[task]
             if lane >= 0:
                 for later in islice(later_asked[lane], 1):
                     waits[later] -= 1
                     if not waits[later]:
-                        begin(later, now_s)
+                        begin(later, now_s, task)
                 room[lane] += 1
                 if unasked[lane]:
                     self._ask(heappop(unasked[lane]), now_s)
@@ -224,8 +232,25 @@ class IndependentSimulator:
                     taken[lane] = False
         return self._starts_s, ends_s
 
-    def _begin(self, task: int, now_s: float) -> None:
-        """Start `task`, or ask for it as soon as its lane has room: everything that it needs has ended."""
+    def _come(self, entry: int, now_s: float) -> None:
+        """The latency of a side-by-side transfer is over, or a poll has found an object."""
+        count = len(self._graph.waits)
+        if entry < count:
+            self._queue(entry, now_s)
+        else:
+            self._begin(entry - count, now_s, entry - count)
+
+    def _poll(self, task: int, now_s: float, by: int) -> None:
+        """Start `task`, or wait for the poll that finds its object, if `by` is another worker's put."""
+        assert self._found_s is not None
+        late_s, worker_of = self._found_s[task], self._graph.worker_of
+        if late_s and worker_of[task] != worker_of[by]:
+            heappush(self._coming, (now_s + late_s, task + 2 * len(self._graph.waits)))
+        else:
+            self._begin(task, now_s, by)
+
+    def _begin(self, task: int, now_s: float, by: int) -> None:
+        """Start `task`, or ask for it as soon as its lane has room: everything that it needs has ended, `by` last."""
         lane = self._graph.lane[task]
         if lane < 0:
             self._starts_s[task] = now_s

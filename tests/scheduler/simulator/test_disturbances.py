@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from funcpipe.core import Resource
 from funcpipe.errors import InvalidValue
 from funcpipe.scheduler.graph import Graph, StepShape, build_graph
-from funcpipe.scheduler.simulator.costs import Cost, costs_of
+from funcpipe.scheduler.simulator.costs import Cost, Costs, costs_of
 from funcpipe.scheduler.simulator.disturbances import Disturbances, Failure, log_normal
 from funcpipe.scheduler.simulator.simulate import play, simulate
 from funcpipe.scheduler.tasks import Kind, Task
@@ -61,10 +61,17 @@ def test_shared_links_processors_and_contention_as_computed_the_slow_way(
     assert play(graph, costs, disturbances=found).ends_s == pytest.approx(plain_ends(graph, costs, found), rel=1e-6)
 
 
-@given(shapes(), st.integers(0, 2**32))
-def test_both_ways_to_play_agree_where_nothing_is_shared(shape: StepShape, seed: int) -> None:
+polls = st.sampled_from([0.0, 0.7])
+
+
+def polled(costs: Costs, graph: Graph, poll_s: float) -> Costs:
+    return replace(costs, poll_s=np.array([poll_s * task.kind.is_get for task in graph.tasks]))
+
+
+@given(shapes(), st.integers(0, 2**32), polls)
+def test_both_ways_to_play_agree_where_nothing_is_shared(shape: StepShape, seed: int, poll_s: float) -> None:
     graph = build_graph(shape)
-    costs = costs_of(graph, lambda task: mixed(task, seed))
+    costs = polled(costs_of(graph, lambda task: mixed(task, seed)), graph, poll_s)
     alone = play(graph, costs)
     late = Disturbances(failures=(Failure(worker=(0, 0), at_s=1e9, restart_s=1.0),))
     assert play(graph, costs, disturbances=late).ends_s == pytest.approx(alone.ends_s)
@@ -148,12 +155,12 @@ def test_a_worker_that_dies_does_the_step_again_and_its_objects_remain() -> None
     ]
 
 
-@given(shapes(), st.integers(0, 2**32), disturbances, st.lists(st.floats(0, 30), min_size=1, max_size=3))
+@given(shapes(), st.integers(0, 2**32), disturbances, st.lists(st.floats(0, 30), min_size=1, max_size=3), polls)
 def test_after_deaths_everything_is_done_and_nothing_starts_early(
-    shape: StepShape, seed: int, found: Disturbances, deaths: list[float]
+    shape: StepShape, seed: int, found: Disturbances, deaths: list[float], poll_s: float
 ) -> None:
     graph = build_graph(shape)
-    costs = costs_of(graph, lambda task: mixed(task, seed))
+    costs = polled(costs_of(graph, lambda task: mixed(task, seed)), graph, poll_s)
     failures = tuple(Failure(worker=(i % shape.stages, 0), at_s=at, restart_s=1.0) for i, at in enumerate(deaths))
     timeline = play(graph, costs, disturbances=replace(found, failures=failures))
     died = {tuple(failure.worker) for failure in failures}
