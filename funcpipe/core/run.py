@@ -77,7 +77,8 @@ class WorkerSpec(FunctionSpec):
     `account` is what the run had cost and taken. Trials of a sweep share code and data: these are those of the run
     `shared`, if it is named, and `recipe` is then how this run learns, in the place of what the code says. The first
     function of the worker hands over after `first_life` of its lifetime, as a share. The stage computes on its
-    function's accelerator if it has `device_memory_mb` of that.
+    function's accelerator if it has `device_memory_mb` of that. Where stores take so many requests a second, they take
+    all those that the run makes at once in `crowd_s`.
     """
 
     FORMAT: ClassVar[str] = "funcpipe.worker/1"
@@ -100,6 +101,7 @@ class WorkerSpec(FunctionSpec):
     recipe: str = field(default="", repr=False)
     first_life: float = field(default=1.0, metadata=IF_CHANGED)
     device_memory_mb: int | None = field(default=None, metadata=IF_CHANGED)
+    crowd_s: float | None = field(default=None, metadata=IF_CHANGED)
 
     def __post_init__(self) -> None:
         FunctionSpec.__post_init__(self)

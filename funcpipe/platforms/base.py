@@ -110,10 +110,17 @@ class OpenStorage(Protocol):
     """Opens the storage at a URL, such as `catalog.open_storage`."""
 
     def __call__(
-        self, url: str, *, retry_s: float = ..., first_s: float | None = ..., meter: RequestMeter | None = ...
+        self,
+        url: str,
+        *,
+        retry_s: float = ...,
+        first_s: float | None = ...,
+        meter: RequestMeter | None = ...,
+        crowd_s: float | None = ...,
     ) -> Storage:
         """Return the storage at `url`; a request that fails for now is tried again for `retry_s`, and for `first_s`
-        until the storage has answered once, unless that is None. `meter` counts them all.
+        until the storage has answered once, unless that is None; later and later, but with regard to the time
+        `crowd_s` in which all who ask at once can be served. `meter` counts them all.
         """
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from funcpipe.core import ModelProfile, Plan, PlatformSpec, from_text, read
+from funcpipe.core.backoff import Backoff
 from funcpipe.core.distribution import needed_from
 from funcpipe.core.market import Market
 from funcpipe.core.platform import RegionTable, in_region
@@ -23,7 +24,7 @@ from funcpipe.platforms.local.files import FileStorage
 from funcpipe.platforms.local.throttle import read_link
 from funcpipe.platforms.process import usable_memory_bytes, usable_processors
 from funcpipe.platforms.room import Node, Offer, of_nodes
-from funcpipe.platforms.wrappers import RETRY_S, Counted, Retried, Routed, Timed
+from funcpipe.platforms.wrappers import PAUSES, RETRY_S, Counted, Retried, Routed, Timed
 
 if TYPE_CHECKING:
     from funcpipe.platforms.ray.cluster import RayAddress
@@ -152,7 +153,12 @@ FIRST_S = 15.0
 
 
 def open_storage(
-    url: str, *, retry_s: float = RETRY_S, first_s: float | None = FIRST_S, meter: RequestMeter | None = None
+    url: str,
+    *,
+    retry_s: float = RETRY_S,
+    first_s: float | None = FIRST_S,
+    meter: RequestMeter | None = None,
+    crowd_s: float | None = None,
 ) -> Storage:
     """The object storage at `url`: `file:///folder`, or `s3://bucket/prefix` with `?endpoint=…&region=…` as needed.
 
@@ -161,26 +167,33 @@ def open_storage(
     come from the environment, never from the URL. A fragment describes the link that is imposed, see `link.py`.
     Objects of some kinds may lie elsewhere: `default=URL,messages=URL,sums=URL,checkpoints=URL`. A request
     that fails for now is tried again for `retry_s`, and for `first_s` until the storage has answered once, unless it is
-    None: then it is known to be there. `meter` counts each try that costs something.
+    None: then it is known to be there. All who ask the storage at once can be served in `crowd_s`, if that is known.
+    `meter` counts each try that costs something.
     """
+    backoff = replace(PAUSES, crowd_s=crowd_s)
     if (urls := urls_by_kind(url)).keys() != {DEFAULT}:
         kinds: dict[str, list[str]] = {}
         for kind in (DEFAULT, *KINDS):
             kinds.setdefault(urls.get(kind, urls[DEFAULT]), []).append(kind)
-        opened = {one: _open_one(one, retry_s, first_s, meter, kinds[one]) for one in sorted(kinds)}
+        opened = {one: _open_one(one, retry_s, first_s, backoff, meter, kinds[one]) for one in sorted(kinds)}
         return Routed({kind: opened[one] for kind, one in urls.items()})
-    return _open_one(urls[DEFAULT], retry_s, first_s, meter, (DEFAULT, *KINDS))
+    return _open_one(urls[DEFAULT], retry_s, first_s, backoff, meter, (DEFAULT, *KINDS))
 
 
 def _open_one(
-    url: str, retry_s: float, first_s: float | None, meter: RequestMeter | None, kinds: Sequence[str]
+    url: str,
+    retry_s: float,
+    first_s: float | None,
+    backoff: Backoff,
+    meter: RequestMeter | None,
+    kinds: Sequence[str],
 ) -> Storage:
     """Return the storage at one `url`, where objects of `kinds` lie."""
     parts, options = _storage_parts(url)
     store = _open_unretried(url, parts, options)
     counted = store if meter is None else Counted(store, meter, kinds=kinds)
     timed = Timed(counted, parts._replace(fragment="").geturl())
-    store = Retried(timed, deadline_s=retry_s, first_s=first_s)
+    store = Retried(timed, deadline_s=retry_s, first_s=first_s, backoff=backoff)
     return read_link(parts.fragment).impose(store) if parts.fragment else store
 
 

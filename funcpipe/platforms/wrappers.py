@@ -209,7 +209,7 @@ class Retried(StorageWrapper):
                 left_s = (self._deadline_s if self._has_answered else self._first_s) - tried_s
                 if left_s <= 0:
                     raise StorageBusy(self._given_up(what, tried_s, tries, error)) from error
-                pause_s = min(self._backoff.pause_s(tries), left_s)
+                pause_s = min(self._backoff.pause_s(tries, tried_s), left_s)
                 level = logging.INFO if tried_s < _WORRYING_S else logging.WARNING
                 _log.log(level, "%s: tried again in %.2f s, for %.0f s more: %s", what, pause_s, left_s, error)
                 self._sleep(pause_s)

@@ -51,7 +51,7 @@ def main(payload: str, *, open_storage: OpenStorage, open_platform: OpenPlatform
     allocator.configure()
     torch.set_num_threads(1)
     with in_function(run=spec.run, worker=spec.worker, attempt=spec.attempt, levels=spec.log_level):
-        storage = open_storage(spec.storage, retry_s=spec.message_deadline_s, meter=invoked.meter)
+        storage = open_storage(spec.storage, retry_s=spec.message_deadline_s, meter=invoked.meter, crowd_s=spec.crowd_s)
         ended_well = run_attempt(spec, storage, open_platform, invoked=invoked)
     if not ended_well:
         raise SystemExit(1)

@@ -32,6 +32,7 @@ class MadeUp:
         retry_s: float = RETRY_S,
         first_s: float | None = None,
         meter: RequestMeter | None = None,
+        crowd_s: float | None = None,
     ) -> Storage:
         return Counted(MadeUpShards(self.shards, SHARD_SAMPLES, self.width), meter)
 

@@ -60,6 +60,7 @@ class RecordReads:
         retry_s: float = RETRY_S,
         first_s: float | None = None,
         meter: RequestMeter | None = None,
+        crowd_s: float | None = None,
     ) -> Storage:
         """The storage at `url`."""
         store = self.opened(url, retry_s=retry_s, meter=meter)

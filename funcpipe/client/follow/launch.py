@@ -35,6 +35,7 @@ from funcpipe.errors import (
     RunUnknown,
     Superseded,
 )
+from funcpipe.partitioner.cost.waits import crowd_time_s
 from funcpipe.platforms.base import Storage
 from funcpipe.platforms.launch_rate import LaunchRate
 from funcpipe.platforms.local.output import keep_client_log
@@ -369,6 +370,7 @@ def upload(prepared: PreparedRun, keys: Keys) -> Iterator[WorkerSpec]:
                 shared="" if shared is None else code.run,
                 recipe="" if shared is None else shared.recipe,
                 device_memory_mb=prepared.platform.spec.device_memory_mb(job.plan.stages[number].size),
+                crowd_s=crowd_time_s(job.plan, job.prices),
             )
 
 

@@ -1,11 +1,14 @@
-"""What keeps requests and those who wait for them: latencies of puts that are open, and polls."""
+"""What keeps requests and those who wait for them: latencies of puts that are open, polls, and crowds."""
 
 from typing import NamedTuple
 
 import numpy as np
 
+from funcpipe.core import Plan, PlatformSpec
 from funcpipe.core.choices import OPEN_UPLOADS
+from funcpipe.core.texts import STAGE_PREFIXES
 from funcpipe.partitioner.cost import Array, IntArray
+from funcpipe.partitioner.cost.stores import UNPACED, pace_of, sync_requests
 
 
 class Cut(NamedTuple):
@@ -47,3 +50,19 @@ def found_late_s(poll_s: float, awaited: int, moved_s: Array | float = 0.0) -> A
     least_s, most_s = poll_s / (awaited + 1), poll_s * awaited / (awaited + 1)
     late_s: Array = np.maximum(most_s - (awaited - 1) / awaited * np.asarray(moved_s), least_s)
     return late_s
+
+
+def crowd_time_s(plan: Plan, spec: PlatformSpec) -> float | None:
+    """Return the seconds in which the store of sums takes all requests of one exchange of `plan`; None without limits.
+
+    Those of a stage are spread over its prefixes, but each replica may ask for the same object. By hand: of 128
+    replicas in a tree, 127 get what the first one puts; from a prefix that takes 20 a second, in 6.4 s.
+    """
+    store, replicas = spec.store(plan.stores.sums), plan.replicas
+    if pace_of(store, replicas, plan.workers) is UNPACED or replicas == 1:
+        return None
+    requests = [sync_requests(way, replicas) for way in plan.ways]
+    puts, gets = (max(counts) / min(replicas, STAGE_PREFIXES) for counts in zip(*requests, strict=True))
+    of_all = sum(map(sum, requests))
+    asked = ((puts, store.puts_s), (max(gets, replicas), store.gets_s), (of_all, store.requests_s))
+    return max(count / rate for count, rate in asked if rate is not None)
