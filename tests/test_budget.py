@@ -26,16 +26,16 @@ ROOMS = {
     "analysis": Size(462, 6, 19),
     "api": Size(633, 9, 15),
     "cli": Size(2396, 16, 116),
-    "client": Size(5091, 53, 197),
+    "client": Size(5092, 53, 197),
     "comm": Size(1420, 25, 59),
-    "core": Size(3412, 135, 226),
+    "core": Size(3417, 135, 226),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),
     "model": Size(6199, 97, 242),
     "neighbours": Size(3792, 72, 201),
-    "partitioner": Size(5793, 73, 280),
-    "platforms": Size(6703, 107, 264),
+    "partitioner": Size(5806, 73, 281),
+    "platforms": Size(6705, 107, 264),
     "profiler": Size(1059, 15, 46),
     "runstate": Size(2636, 41, 138),
     "scheduler": Size(2044, 42, 64),
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 592, 89_555, 82, 18
+MODULES, LINES, EXPORTED, VERBS = 592, 89_607, 82, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 
