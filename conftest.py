@@ -4,7 +4,6 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-import torch
 from hypothesis import settings
 
 from tests.support.run_keys import RUN_KEY
@@ -13,10 +12,17 @@ settings.register_profile("funcpipe", deadline=None)  # no test is about time
 settings.register_profile("quick", settings.get_profile("funcpipe"), max_examples=20)  # what `make check` asks for
 settings.register_profile("long", settings.get_profile("funcpipe"), max_examples=1000)  # and `make test-long`
 settings.load_profile("funcpipe")
-torch.set_num_threads(1)  # as in functions: more threads than free processors make torch many times slower
 gc.disable()  # while tests are collected
 
 pytest_plugins = tuple(f"tests.support.{name}" for name in ("durations", "rewriting", "shares", "browser"))
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """As in functions: more threads than free processors make torch many times slower."""
+    if not session.config.pluginmanager.hasplugin("dsession"):  # which starts other processes, and runs no tests itself
+        import torch
+
+        torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session", autouse=True)
