@@ -85,7 +85,7 @@ def job(stages: int = 2, replicas: int = 2, *, sharded: bool = False, **recipe: 
         epochs=EPOCHS,
         seed=0,
         shuffle=True,
-        message_deadline_s=20.0,
+        message_deadline_s=300.0,
         prices=load_spec("local"),
     )
 

@@ -134,7 +134,7 @@ def job(
         epochs=epochs,
         seed=0,
         shuffle=True,
-        message_deadline_s=20.0,
+        message_deadline_s=300.0,
         prices=load_spec("local"),
         evaluation=evaluation,
     )

@@ -40,9 +40,7 @@ def differences(network: Network, dtype: torch.dtype, *, plan: Plan, model: torc
     steps = sample_numbers(plan, samples, epochs=2)
     assert len(steps) == 20
     losses = train(expected, dataset, loss_fn=network.loss, optimizer=momentum, steps=steps)
-    result = FuncPipe(model, loss_fn=network.loss, optimizer=momentum).train(
-        dataset, epochs=2, plan=plan, message_deadline_s=60
-    )
+    result = FuncPipe(model, loss_fn=network.loss, optimizer=momentum).train(dataset, epochs=2, plan=plan)
     assert largest_difference(model.state_dict(), result.state_dict()) == 0
     found = zip(result.losses, losses, strict=True)
     return max(abs(a - b) / b for a, b in found), largest_difference(result.state_dict(), expected.state_dict())

@@ -43,7 +43,7 @@ def pipe(loss: object = F.cross_entropy) -> FuncPipe:
 
 def test_a_function_that_raises_is_named_with_its_task_and_traceback() -> None:
     with pytest.raises(WorkerFailed) as error:
-        pipe(small.failing_loss).train(small.data, plan=small.plan(), message_deadline_s=60, rehearse=False)
+        pipe(small.failing_loss).train(small.data, plan=small.plan(), rehearse=False)
     message = str(error.value)
     assert re.search(
         r"run run-[0-9a-f-]+: worker s1\.r[01] failed in task forward\.s1\.r[01]\.m[01]: ValueError", message
@@ -54,7 +54,7 @@ def test_a_function_that_raises_is_named_with_its_task_and_traceback() -> None:
 
 def test_a_function_that_fails_before_its_first_task_is_named() -> None:
     with pytest.raises(WorkerFailed, match=r"worker s[01]\.r[01] failed outside its tasks: OSError: only in functions"):
-        pipe().train(_FailsInFunctions(), plan=small.plan(), message_deadline_s=60)
+        pipe().train(_FailsInFunctions(), plan=small.plan())
 
 
 class _FailsInFunctions:

@@ -18,7 +18,7 @@ def test_a_run_is_filed_and_read_back(tmp_path: Path, monkeypatch: pytest.Monkey
     profile = pipe.profile(small.sample(), platform="local", micro_batch=2, repeats=2)
     plan = pipe.optimize(global_batch=8, replicas=2, profile=profile)
     job = pipe.estimate(small.data, plan=plan)
-    result = pipe.train(small.data, plan=plan, message_deadline_s=60)
+    result = pipe.train(small.data, plan=plan)
     assert job.cost_usd / 4 < result.bill.cost_usd < job.cost_usd * 4
     found = read_history()
     assert {one.quantity for one in found} >= {Quantity.COMPUTE, Quantity.START_UP, Quantity.ITERATION}

@@ -58,7 +58,6 @@ def test_a_program_that_is_asked_to_end_saves_its_run_and_leaves_nothing_else(tm
             storage=url,
             run="ended",
             faults=SELDOM,
-            message_deadline_s=60,
             callbacks=[EachStep(end_all)],
             progress=False,
         )

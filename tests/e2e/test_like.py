@@ -21,7 +21,7 @@ def train(like: PlatformSpec | None, loss: object = F.cross_entropy) -> RunResul
     pipe = FuncPipe(small.model(), loss_fn=loss, optimizer=small.optimizer)  # type: ignore[arg-type]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "functions with more vCPUs")
-        return pipe.train(small.data, plan=small.plan(), like=like, message_deadline_s=60, rehearse=False)
+        return pipe.train(small.data, plan=small.plan(), like=like, rehearse=False)
 
 
 def test_limits_change_no_bit_of_the_result() -> None:

@@ -36,7 +36,7 @@ def test_a_killed_worker_s_restart_and_its_cause_are_in_the_log_in_order(
 
     torch.manual_seed(5)
     pipe = FuncPipe(small.model(), loss_fn=small.gated_loss, optimizer=small.optimizer)
-    settings = RunSettings(name="run-1", message_deadline_s=60, rehearse=False)  # which would count the calls of a loss
+    settings = RunSettings(name="run-1", rehearse=False)  # which would count the calls of a loss
     pipe.train(small.data, plan=small.plan(2, 1), callbacks=[EachStep(kill_one)], settings=settings)
     assert main(["logs", "run-1", "--json"]) == 0
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]

@@ -48,7 +48,7 @@ def by_weights(tmp_path: Path) -> FuncPipe:
 
 
 def train(pipe: FuncPipe, chosen: Any, storage: str | None = None, *, epochs: int = 2, **options: Any) -> Any:
-    return pipe.train(data(), epochs=epochs, plan=chosen, storage=storage, message_deadline_s=60, **options)
+    return pipe.train(data(), epochs=epochs, plan=chosen, storage=storage, **options)
 
 
 def set_from(model: Model, state: dict[str, Any]) -> torch.optim.Optimizer:

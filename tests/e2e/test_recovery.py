@@ -85,7 +85,6 @@ def train(
         small.data,
         epochs=epochs,
         plan=plan or small.plan(),
-        message_deadline_s=60,
         faults=faults,
         callbacks=[EachStep(on_progress)],
         rehearse=False,  # which would count the calls of a loss here
@@ -95,7 +94,7 @@ def train(
 
 def start(url: str, loss: Loss = F.cross_entropy) -> str:
     """The name of a run that was left to itself."""
-    settings = RunSettings(storage=url, message_deadline_s=60, rehearse=False)
+    settings = RunSettings(storage=url, rehearse=False)
     return pipe(loss).start(small.data, epochs=4, plan=small.plan(), faults=QUICK, settings=settings)
 
 
@@ -161,7 +160,7 @@ def test_functions_with_short_lives_hand_over(sharded: bool) -> None:
     slow = FuncPipe(small.model(), loss_fn=small.very_slow_loss, optimizer=adam)  # 8 s of computation: three functions
     faults = FaultTolerance(heartbeat_s=0.2, lease_s=3.0, lifetime_s=4.0, cold_start_s=0.3)
     plan = replace(small.plan(), shard_optimizer=sharded)
-    found = slow.train(small.data, epochs=2, plan=plan, message_deadline_s=60, faults=faults)
+    found = slow.train(small.data, epochs=2, plan=plan, faults=faults)
     assert_same(found, train(QUICK, epochs=2))
     ended = Counter((report.worker, report.outcome) for report in found.workers)
     for worker in ("s0.r0", "s0.r1", "s1.r0", "s1.r1"):

@@ -54,7 +54,6 @@ def test_a_run_s_key_is_in_no_object_log_or_command_line(
             storage=url,
             run="told",
             faults=QUICK,
-            message_deadline_s=60,
             callbacks=[EachStep(look)],
         )
     (keys,) = list_generations(open_storage(url), "told")

@@ -31,9 +31,7 @@ def pipe() -> FuncPipe:
 
 def test_an_interrupted_watcher_leaves_the_run_its_module_and_what_was_spent_alone(tmp_path: Path) -> None:
     url = (tmp_path / "objects").as_uri()
-    pipe().start(
-        small.data, plan=small.plan(), epochs=100_000, storage=url, run="watched", faults=STEADY, message_deadline_s=60
-    )
+    pipe().start(small.data, plan=small.plan(), epochs=100_000, storage=url, run="watched", faults=STEADY)
     storage = open_storage(url)
     try:
         watcher, seen = pipe(), list[Progress]()
@@ -54,7 +52,6 @@ def test_an_interrupted_watcher_leaves_the_run_its_module_and_what_was_spent_alo
                     epochs=100_000,
                     storage=url,
                     resume="watched",
-                    message_deadline_s=60,
                     callbacks=[EachStep(interrupt)],
                 )
         assert all(torch.equal(before[name], tensor) for name, tensor in watcher.model.state_dict().items())

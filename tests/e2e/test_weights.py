@@ -100,7 +100,7 @@ def plan(model: nn.Module, **options: Any) -> Any:
 
 def trained(model: nn.Module | Callable[[], nn.Module], chosen: Any, *, epochs: int = 2, **options: Any) -> Any:
     pipe = FuncPipe(model, loss_fn=loss, optimizer=optimizer, **options)
-    return pipe.train(data(), epochs=epochs, plan=chosen, message_deadline_s=60)
+    return pipe.train(data(), epochs=epochs, plan=chosen)
 
 
 def test_a_run_of_weights_in_files_equals_one_of_the_module(tmp_path: Path) -> None:
@@ -208,9 +208,9 @@ def test_a_model_by_its_weights_is_validated_and_evaluated(tmp_path: Path) -> No
     folder, chosen = write(model, tmp_path), plan(model)
     pipe = FuncPipe(Model, loss_fn=loss, optimizer=optimizer, weights=folder)
     held = FuncPipe(model, loss_fn=loss, optimizer=optimizer)
-    found, expected = (each.evaluate(data()[:8], plan=chosen, message_deadline_s=60) for each in (pipe, held))
+    found, expected = (each.evaluate(data()[:8], plan=chosen) for each in (pipe, held))
     assert found.loss == expected.loss
-    runs = [each.train(data(), plan=chosen, validation=data()[:4], message_deadline_s=60) for each in (pipe, held)]
+    runs = [each.train(data(), plan=chosen, validation=data()[:4]) for each in (pipe, held)]
     assert runs[0].validations == runs[1].validations
 
 

@@ -73,7 +73,7 @@ def job(chosen: Plan) -> Job:
         epochs=1,
         seed=0,
         shuffle=True,
-        message_deadline_s=20.0,
+        message_deadline_s=300.0,
         prices=load_spec("local"),
     )
 

@@ -203,7 +203,7 @@ def _difference(model: nn.Module, graph: LayerGraph, data: Data, replicas: int) 
         epochs=1,
         seed=SEED,
         shuffle=False,
-        message_deadline_s=20.0,
+        message_deadline_s=300.0,
         prices=load_spec("local"),
     )
     steps = list(job.batches.epoch(0))
