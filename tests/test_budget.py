@@ -42,7 +42,7 @@ ROOMS = {
     "show": Size(1762, 11, 98),
     "sweep": Size(1176, 22, 22),
     "testing": Size(839, 19, 23),
-    "training": Size(5854, 106, 207),
+    "training": Size(5891, 106, 207),
     "worker": Size(2338, 37, 48),
 }
 """The budget of each folder of `funcpipe`."""
@@ -50,7 +50,7 @@ ROOMS = {
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 592, 89_607, 82, 18
+MODULES, LINES, EXPORTED, VERBS = 592, 89_666, 82, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

@@ -11,6 +11,15 @@ that of the device: its tensors, what it is given, and the state of its optimise
 
 and numbers that decide how to go on, such as norms, are read together, not one by one (`numbers`). On the processor
 nothing is copied.
+
+A device computes in the order in which it was asked, its stream, and the processor does not wait for it. Activations
+and gradients of a micro-batch cross on two streams of their own, one each way, through memory of the host that the
+device can reach (pinned). So they neither wait for micro-batches that were asked for later, nor hold these up:
+
+    compute      forward 0 | forward 1 | forward 2          `send` waits for what `computed` marks, the end of forward 0
+    to the host              0         | 1
+
+All else crosses in the stream that computes.
 """
 
 import os
@@ -23,6 +32,7 @@ from torch import Tensor, nn
 
 from funcpipe.core import MB
 from funcpipe.core.accelerator import CONTEXT_MB
+from funcpipe.core.cached import cached_property
 from funcpipe.errors import PlatformRefused
 from funcpipe.model.graph.program import Call, map_leaves
 from funcpipe.model.graph.reachable import reached_values
@@ -50,6 +60,50 @@ class Device:
     def to_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return `tensors`, which are the host's, in the memory of the device."""
         return {name: tensor.to(self._device) for name, tensor in tensors.items()}
+
+    @cached_property
+    def _module(self) -> Any:
+        return torch.get_device_module(self._device.type)
+
+    @cached_property
+    def _outgoing(self) -> Any:
+        return self._module.Stream()
+
+    @cached_property
+    def _incoming(self) -> Any:
+        return self._module.Stream()
+
+    def computed(self) -> Any:
+        """Return a mark of what the device has been asked to compute so far; None for the processor."""
+        return None if self.is_host else self._module.current_stream().record_event()
+
+    def send(self, tensors: Mapping[str, Tensor], computed: Any) -> dict[str, Tensor]:
+        """Return `tensors`, which are there once `computed` is reached, in memory of the host, laid out as they were.
+
+        Waits for nothing that was asked for later.
+        """
+        if self.is_host:
+            return dict(tensors)
+        with self._module.stream(self._outgoing):
+            self._outgoing.wait_event(computed)
+            sent = {name: torch.empty_like(tensor, device="cpu", pin_memory=True) for name, tensor in tensors.items()}
+            for name, tensor in tensors.items():
+                sent[name].copy_(tensor, non_blocking=True)
+            self._outgoing.record_event().synchronize()
+        return sent
+
+    def receive(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return `tensors`, which are the host's, in the memory of the device, and wait for nothing else there."""
+        if self.is_host:
+            return dict(tensors)
+        computing = self._module.current_stream()
+        with self._module.stream(self._incoming):
+            pinned = {name: tensor.pin_memory() for name, tensor in tensors.items()}
+            received = {name: tensor.to(self._device, non_blocking=True) for name, tensor in pinned.items()}
+            self._incoming.record_event().synchronize()
+        for tensor in received.values():
+            tensor.record_stream(computing)  # or its memory could be used again while the device still computes with it
+        return received
 
     def given(self, value: _T) -> _T:
         """Return `value` with all tensors inside in the memory of the device."""

@@ -160,6 +160,7 @@ class Evaluation:
         self._seed = seed
         self._received: dict[int, dict[str, Tensor]] = {}
         self._sent: dict[int, dict[str, Tensor]] = {}
+        self._computed: dict[int, Any] = {}
         self._keep_outputs = keep_outputs
         self.scores = scores
         self.outputs: dict[str, Tensor] = {}
@@ -168,13 +169,13 @@ class Evaluation:
         """Begin the batch `step`, of which `load` loads a micro-batch."""
         self._step = step
         self._load = load
-        self._received, self._sent, self.outputs = {}, {}, {}
+        self._received, self._sent, self._computed, self.outputs = {}, {}, {}, {}
         if self.scores is not None:
             self.scores.begin()
 
     def receive_activation(self, micro_batch: int, tensors: Mapping[str, Tensor]) -> None:
         """Keep values from an earlier stage for the forward of `micro_batch`."""
-        self._received.setdefault(micro_batch, {}).update(self._device.to_device(tensors))
+        self._received.setdefault(micro_batch, {}).update(self._device.receive(tensors))
 
     def forward(self, micro_batch: int) -> None:
         """Compute what later stages need of `micro_batch` and, in the last stage, add it to the scores."""
@@ -186,6 +187,7 @@ class Evaluation:
                 values |= {name: inputs[name] for name in self._stage.inputs}
             seed = (self._seed, -1 - self._step.number, micro_batch)  # no step of training has this number
             self._sent[micro_batch], output = self._stage(values, seed)
+            self._computed[micro_batch] = self._device.computed()
             if self.scores is not None:
                 with SHARED_GENERATORS.computing():
                     seed_loss(*seed)
@@ -197,7 +199,7 @@ class Evaluation:
     def take_activations(self, micro_batch: int, names: Iterable[str]) -> dict[str, Tensor]:
         """Return the values `names` from the forward of `micro_batch`, to be sent; they are no longer held here."""
         sent = self._sent[micro_batch]
-        return self._device.to_host({name: sent.pop(name) for name in names})
+        return self._device.send({name: sent.pop(name) for name in names}, self._computed[micro_batch])
 
 
 @contextlib.contextmanager

@@ -46,6 +46,7 @@ class _MicroBatch:
     stages until they are sent; `roots` is where the gradients of those values enter the backward; `gradients` holds
     them by the stage that returned them; `input_gradients` are those of `received` until they are sent. `outputs` is
     where the gradients of the leaves of the model's output enter, if these are cached. `value` is that of the loss.
+    `computed` marks where the device is done with what is sent.
     """
 
     received: dict[str, Tensor] = field(default_factory=dict)
@@ -58,6 +59,7 @@ class _MicroBatch:
     weight: float = 0.0
     gradients: dict[int, Mapping[str, Tensor]] = field(default_factory=dict)
     input_gradients: dict[str, Tensor] = field(default_factory=dict)
+    computed: Any = None
 
 
 class Passes:
@@ -127,7 +129,7 @@ class Passes:
 
     def receive_activation(self, micro_batch: int, tensors: Mapping[str, Tensor]) -> None:
         """Keep values from an earlier stage for the forward of `micro_batch`."""
-        self._held[micro_batch].received.update(self._device.to_device(tensors))
+        self._held[micro_batch].received.update(self._device.receive(tensors))
 
     def forward(self, micro_batch: int) -> None:
         """Compute the values that later stages need and, in the last stage, the loss."""
@@ -159,12 +161,12 @@ class Passes:
 
     def take_activations(self, micro_batch: int, names: Iterable[str]) -> dict[str, Tensor]:
         """Return the values `names` from the forward of `micro_batch`, to be sent; they are no longer held here."""
-        activations = self._held[micro_batch].activations
-        return self._device.to_host({name: activations.pop(name) for name in names})
+        held = self._held[micro_batch]
+        return self._device.send({name: held.activations.pop(name) for name in names}, held.computed)
 
     def receive_gradient(self, micro_batch: int, stage: int, tensors: Mapping[str, Tensor]) -> None:
         """Keep the gradients that a later stage returns for the values that it was sent."""
-        self._held[micro_batch].gradients[stage] = self._device.to_device(tensors)
+        self._held[micro_batch].gradients[stage] = self._device.receive(tensors)
 
     def backward(self, micro_batch: int, *, loss_factor: float) -> None:
         """Add this micro-batch's part to the gradients of the parameters, the loss multiplied by `loss_factor`.
@@ -185,12 +187,12 @@ class Passes:
             with SHARED_GENERATORS.computing() if self._draws_backwards else contextlib.nullcontext():
                 torch.autograd.backward([root for root, _ in seeds], [gradient for _, gradient in seeds])
         found = {name: tensor.grad for name, tensor in held.received.items() if tensor.grad is not None}
-        self._held[micro_batch] = _MicroBatch(input_gradients=found)
+        self._held[micro_batch] = _MicroBatch(input_gradients=found, computed=self._device.computed())
 
     def take_gradients(self, micro_batch: int, names: Iterable[str]) -> dict[str, Tensor]:
         """The gradients of received values, to be sent back; a value that the loss does not depend on is left out."""
-        found = self._held[micro_batch].input_gradients
-        return self._device.to_host({name: found.pop(name) for name in names if name in found})
+        held, found = self._held[micro_batch], self._held[micro_batch].input_gradients
+        return self._device.send({name: found.pop(name) for name in names if name in found}, held.computed)
 
     def _seeds_of_outputs(self, held: _MicroBatch, micro_batch: int) -> Iterator[tuple[GradientEdge, Tensor]]:
         """Yield where the joint loss enters the backward, and its gradients there."""
@@ -209,6 +211,7 @@ class Passes:
             values |= {name: inputs[name] for name in self._stage.inputs}
         sent, output = self._stage(values, (self._seed, self._step.number, micro_batch))
         held.activations = {name: tensor.detach() for name, tensor in sent.items()}
+        held.computed = self._device.computed()
         held.roots = {name: get_gradient_edge(tensor) for name, tensor in sent.items() if tensor.requires_grad}
         if self.cache is not None:
             self.cache.keep(micro_batch, output, target)

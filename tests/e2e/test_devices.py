@@ -27,7 +27,7 @@ from tests.e2e.reference import largest_difference, train
 from tests.in_process import Killing, make_job, prepared_run, run_workers, states
 from tests.recording import Recording
 from tests.support.run_keys import NONCE, signed_for_tests
-from tests.support.stand_in import NAME, Copies, copies, on_stand_in
+from tests.support.stand_in import CROSSINGS, NAME, Copies, copies, on_stand_in
 from tests.training import test_ties
 
 adamw = partial(torch.optim.AdamW, lr=0.01)
@@ -253,16 +253,20 @@ weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 2.0, 3.0]))
 @pytest.mark.parametrize("replicas", [pytest.param(1, marks=pytest.mark.long), 2])
 @on_stand_in
 def test_a_step_copies_what_the_graph_says(replicas: int) -> None:
-    """What four steps copy more than two, without warm-ups, which not every worker has time for."""
+    """What four steps copy more than two, without warm-ups, which not every worker has time for. An activation and its
+    gradient, and they alone, leave one stage and enter the other on streams of their own.
+    """
     plan = plan_of(SMALL, 2, replicas)
-    counted = []
+    counted, crossed = [], []
     with mock.patch("funcpipe.worker.setup.warm_up"):
         for steps in (2, 4):
-            before = copies()
+            before, crossed_before = copies(), len(CROSSINGS)
             trained(SMALL, plan, momentum, faults=FaultTolerance(checkpoint_steps=100), steps=steps)
             counted.append(copies() - before)
+            crossed.append(len(CROSSINGS) - crossed_before)
     found, expected = counted[1] - counted[0], expected_copies(plan, steps=2)
     assert found == expected, f"{found}, expected {expected}"
+    assert crossed[1] - crossed[0] == 2 * 4 * plan.micro_batches
 
 
 def expected_copies(plan: Plan, steps: int) -> Copies:

@@ -9,6 +9,11 @@ that they choose on GPUs.
 How it works: DLPack lets a tensor of the host and one of the device share memory, so an operator runs on tensors of the
 host in the place of those of the device.
 
+Streams: what is computed is computed at once, as if the device were always ahead. A copy in another stream is made when
+something waits for it, and until then its target holds NaN: a stage that forgets to wait computes with these. What such
+a copy waited for of the computations is noted (`CROSSINGS`), for tests of what runs beside what. Memory that belongs to
+a stream is refused in another one, unless that was recorded.
+
 A process has the device for good, and from before its first backward. So tests `on_stand_in` run in a process of their
 own, which they share.
 """
@@ -20,6 +25,7 @@ import multiprocessing
 import threading
 import traceback
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -79,6 +85,108 @@ def copies() -> Copies:
     return _COUNTER.read()
 
 
+@dataclass(frozen=True)
+class Crossing:
+    """A copy in a stream of its own, which waited for the first `after` operators of those `asked` for by then."""
+
+    to_host: bool
+    after: int
+    asked: int
+
+
+CROSSINGS: list[Crossing] = []
+
+
+class Event:
+    """A point in a stream."""
+
+    def __init__(self, stream: "Stream", position: int) -> None:
+        self.stream, self.position = stream, position
+
+    def synchronize(self) -> None:
+        self.stream.reach(self.position)
+
+
+class Stream(torch.Stream):
+    """Copies in the order in which they were asked for, or for the stream that computes the number of operators."""
+
+    def __new__(cls) -> "Stream":
+        return super().__new__(cls, device=torch.device(NAME, 0))
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self._waiting: deque[Callable[[], None]] = deque()
+        self._after = 0
+        self._lock = threading.RLock()
+
+    def ask(self, copy: Callable[[], None] | None = None) -> None:
+        with self._lock:
+            self.asked += 1
+            if copy is not None:
+                self._waiting.append(copy)
+
+    def reach(self, position: int) -> None:
+        with self._lock:
+            while self._waiting and self.asked - len(self._waiting) < position:
+                self._waiting.popleft()()
+
+    def record_event(self) -> Event:  # type: ignore[override]
+        return Event(self, self.asked)
+
+    def wait_event(self, event: Event) -> None:  # type: ignore[override]
+        if event.stream is _computing():
+            with self._lock:
+                self._after = event.position
+        else:
+            event.synchronize()
+
+    def note(self, *, to_host: bool) -> None:
+        CROSSINGS.append(Crossing(to_host, self._after, _computing().asked))
+
+
+@functools.cache
+def _computing() -> Stream:
+    """Return the stream that computes."""
+    return Stream()
+
+
+_CURRENT = threading.local()
+
+
+def current_stream() -> Stream:
+    found: Stream = getattr(_CURRENT, "stream", None) or _computing()
+    return found
+
+
+@contextmanager
+def _in_stream(stream: Stream) -> Iterator[None]:
+    before = current_stream()
+    _CURRENT.stream = stream
+    try:
+        yield
+    finally:
+        _CURRENT.stream = before
+
+
+class _Pinned:
+    """The memory of the host that the device can reach."""
+
+    def __init__(self) -> None:
+        self._places: set[int] = set()
+
+    def hold(self, tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        self._places.add(storage.data_ptr())
+        weakref.finalize(storage, self._places.discard, storage.data_ptr())
+        return tensor
+
+    def holds(self, tensor: Tensor, device: Any = None) -> bool:
+        return tensor.untyped_storage().data_ptr() in self._places
+
+
+_PINNED = _Pinned()
+
+
 class _RandomNumbers:
     """The device's random numbers, in the place of the host's while an operator draws."""
 
@@ -109,6 +217,7 @@ class _Memory:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # a tensor may go while another is counted
         self._held: dict[int, int] = {}
+        self._streams: dict[int, Stream] = {}
         self.bytes = self.peak_bytes = 0
         self.limit_bytes = TOTAL_BYTES
 
@@ -122,6 +231,8 @@ class _Memory:
             if self.bytes + size > self.limit_bytes:
                 raise torch.OutOfMemoryError(f"{NAME} out of memory: {self.bytes} and {size} of {self.limit_bytes}")
             self._held[place] = size
+            if current_stream() is not _computing():
+                self._streams[place] = current_stream()
             self.bytes += size
             self.peak_bytes = max(self.peak_bytes, self.bytes)
         weakref.finalize(storage, self._free, place)
@@ -129,6 +240,15 @@ class _Memory:
     def _free(self, place: int) -> None:
         with self._lock:
             self.bytes -= self._held.pop(place)
+            self._streams.pop(place, None)
+
+    def check(self, tensor: Tensor) -> None:
+        """Refuse memory that belongs to another stream."""
+        if self._streams.get(tensor.untyped_storage().data_ptr(), current_stream()) is not current_stream():
+            raise RuntimeError("memory of another stream could be used again before this one is done with it")
+
+    def record_stream(self, tensor: Tensor, stream: torch.Stream) -> None:
+        self._streams.pop(_on_host(tensor).untyped_storage().data_ptr(), None)
 
 
 BLOCK_BYTES = 512
@@ -172,6 +292,10 @@ class _Module:
 
     def set_per_process_memory_fraction(self, fraction: float, device: Any = None) -> None:
         _MEMORY.limit_bytes = int(fraction * TOTAL_BYTES)
+
+    Stream = Stream
+    current_stream = staticmethod(current_stream)
+    stream = staticmethod(_in_stream)
 
     def get_amp_supported_dtype(self) -> list[torch.dtype]:
         return [torch.bfloat16]
@@ -224,11 +348,13 @@ def _run(operator: OpOverload, *args: Any, **kwargs: Any) -> Any:
     for i, leaf in enumerate(leaves):
         if _is_on_device(leaf):
             leaves[i] = _on_host(leaf) if leaf.numel() else torch.empty(leaf.shape, dtype=leaf.dtype)
+            _MEMORY.check(leaves[i])
             stands_for[id(leaves[i])] = leaf
         elif isinstance(leaf, Tensor) and leaf.dim():
             raise RuntimeError(f"{operator}: expected all tensors on {NAME}, but found one on {leaf.device}")
         elif isinstance(leaf, torch.device):
             leaves[i] = torch.device("cpu")
+    current_stream().ask()
     shared, named = pytree.tree_unflatten(leaves, tree)
     with _RANDOM.in_use(operator):
         found = operator(*shared, **named)
@@ -271,8 +397,39 @@ def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     if _is_on_device(target) is not _is_on_device(source):
         _COUNTER.add(source, to_host=_is_on_device(source))
     into, values = (_on_host(tensor) if _is_on_device(tensor) else tensor for tensor in (target, source))
-    into.copy_(values)
+    stream, to_host = current_stream(), _is_on_device(source)
+    if stream is _computing():
+        into.copy_(values)
+        return target
+    if not non_blocking or not _PINNED.holds(into if to_host else values):
+        raise RuntimeError("a copy in a stream of its own would hold the processor up")
+    into.fill_(float("nan") if into.is_floating_point() else 1)
+
+    def copy() -> None:
+        stream.note(to_host=to_host)
+        into.copy_(values)
+
+    stream.ask(copy)
     return target
+
+
+def _empty_like(
+    tensor: Tensor,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: bool | None = None,
+    memory_format: Any = None,
+) -> Tensor:
+    made = torch.empty_like(_on_host(tensor), dtype=dtype, memory_format=memory_format or torch.preserve_format)
+    if device is None or device.type == NAME:
+        return _on_device(made)
+    return _PINNED.hold(made) if pin_memory else made
+
+
+def _pin(tensor: Tensor, device: Any = None) -> Tensor:
+    return _PINNED.hold(tensor.clone())
 
 
 def _number(tensor: Tensor) -> Any:
@@ -367,6 +524,7 @@ def install() -> None:
     """Give this process the device."""
     torch.set_num_threads(1)
     backend_registration._setup_privateuseone_for_python_backend(NAME, _Module())
+    _computing()
     torch.__future__.set_swap_module_params_on_conversion(True)  # `to` keeps parameters the objects that they are
     library: Any = torch.library.Library
     everything, aten = library("_", "IMPL"), library("aten", "IMPL")
@@ -378,6 +536,8 @@ def install() -> None:
         "empty.memory_format": _empty,
         "empty_strided": _empty_strided,
         "as_strided": _as_strided,
+        "empty_like": _empty_like,
+        "record_stream": _MEMORY.record_stream,
         "arange": _arange,
         "arange.start": _arange,
         "arange.start_step": _arange,
@@ -387,6 +547,8 @@ def install() -> None:
     }
     for name, kernel in kernels.items():
         aten.impl(name, kernel, "PrivateUse1")
+    aten.impl("_pin_memory", _pin, "CPU")
+    aten.impl("is_pinned", _PINNED.holds, "CPU")
     aten.impl("scaled_dot_product_attention", _attention, "AutogradPrivateUse1")
     for name in _IN_BF16:
         aten.impl(name, functools.partial(_cast, getattr(torch.ops.aten, name).default), "AutocastPrivateUse1")

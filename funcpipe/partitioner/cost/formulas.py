@@ -17,7 +17,7 @@ parameters, 7 of constants, 40 of activations and workspace, messages of 10 in a
     host      base + driver + (2 + 1) · 100 + 2 · 100 + max(2 · (30 + 30), 2 · 64)   = base + driver + 628
 
 The host holds the gradient as it leaves the device and two copies of it to sum (`buffer_copies`), the parameters and
-the momentum for a checkpoint, and each message twice: as it leaves the device, and as it travels. Between two steps
+the momentum for a checkpoint, and each message twice: pinned, and as it travels. Between two steps
 there are no messages; then a file of a checkpoint, 64 MB at most, is there twice while it is written.
 """
 
