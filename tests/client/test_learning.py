@@ -172,7 +172,7 @@ def test_the_curve_of_the_learning_rate_goes_on_in_a_resumed_run(sharded: bool) 
     assert {place[:2] for place in reported} == {(0, 0), (0, 1), (1, 0), (1, 1)}
 
 
-@pytest.mark.parametrize(("moment", "sharded"), [(40, False), (90, True), (120, False)])
+@pytest.mark.parametrize(("moment", "sharded"), [(40, False), (90, True), (110, False)])
 def test_a_killed_function_costs_no_bit(moment: int, sharded: bool) -> None:
     storage = MemoryStorage()
     platform = ThreadPlatform(

@@ -150,7 +150,7 @@ def test_stages_train_as_one_process(stages: int, recompute: bool, schedule: Sch
     assert_as_in_one_process(train(plan(stages, recompute=recompute, schedule=schedule), MemoryStorage()))
 
 
-@pytest.mark.parametrize("moment", [40, 90, 160])
+@pytest.mark.parametrize("moment", [40, 90, 120])
 def test_killed_functions_are_replaced_with_what_they_had_left(moment: int) -> None:
     faults = itertools.cycle([FunctionFaults(), FunctionFaults(killed_at=moment)])
     chosen = plan(3, recompute=moment == 90, schedule=ScheduleKind.ONE_F_ONE_B)
