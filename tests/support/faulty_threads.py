@@ -9,7 +9,7 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.faults import Fault, FunctionFaults
 from funcpipe.testing.thread_platform import ThreadPlatform
 
-REQUESTS = 400
+REQUESTS = 320
 """About as many storage requests as a worker makes; faults happen before."""
 
 SHORT_DEADLINE_S = 3.0
