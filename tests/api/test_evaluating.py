@@ -61,7 +61,7 @@ def evaluated(faults: FunctionFaults | None = None, count: int = 30) -> Evaluati
             lambda: validated.samples(count, 4),
             metrics={"error": error_rate},
             plan=plan(),
-            faults=dataclasses.replace(STEADY, keep=False, lease_s=0.2),
+            faults=dataclasses.replace(STEADY, keep=False),
         )
         assert storage.list("") == ()
     return found

@@ -44,7 +44,7 @@ from tests.run_documents import RECORD
 from tests.support import chaos
 from tests.support.waiting import LONG_S
 
-QUICK = FaultTolerance(heartbeat_s=0.2, lease_s=1.0, checkpoint_steps=2)
+QUICK = FaultTolerance(heartbeat_s=0.2, lease_s=60.0, checkpoint_steps=2)
 
 
 def platform(storage: MemoryStorage) -> ThreadPlatform:

@@ -47,7 +47,7 @@ from tests.training.learning import (
 )
 
 RUN = "learns"
-STEADY = FaultTolerance(heartbeat_s=0.2, lease_s=1.0, start_s=2.0, checkpoint_steps=2, keep=True)
+STEADY = FaultTolerance(heartbeat_s=0.2, lease_s=60.0, checkpoint_steps=2, keep=True)
 SCHEDULER = "sequence"
 
 

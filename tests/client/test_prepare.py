@@ -46,7 +46,7 @@ from tests.recording import Recording
 from tests.run_documents import RECORD
 from tests.support import chaos
 
-QUICK = FaultTolerance(heartbeat_s=0.1, lease_s=0.3, checkpoint_steps=1, keep=True)
+QUICK = FaultTolerance(heartbeat_s=0.1, lease_s=60.0, checkpoint_steps=1, keep=True)
 
 
 def never() -> Platform:

@@ -38,7 +38,7 @@ from tests.e2e.plans import even_plan
 from tests.e2e.test_weights import SAMPLE, Model, data, loss, optimizer, write
 
 RUN = "adapted"
-STEADY = FaultTolerance(heartbeat_s=0.2, lease_s=1.0, start_s=2.0, checkpoint_steps=1, keep=True)
+STEADY = FaultTolerance(heartbeat_s=0.2, lease_s=60.0, checkpoint_steps=1, keep=True)
 
 
 class Adapted(nn.Module):

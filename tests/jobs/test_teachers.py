@@ -223,7 +223,7 @@ def test_verify_teaches_too() -> None:
 
 
 RUN, BY_STEP = "taught", Teacher(student="student", teacher="teacher", decay=by_cosine)
-STEADY = FaultTolerance(heartbeat_s=0.2, lease_s=1.0, start_s=2.0, checkpoint_steps=2, keep=True)
+STEADY = FaultTolerance(heartbeat_s=0.2, lease_s=60.0, checkpoint_steps=2, keep=True)
 
 
 class Threads:

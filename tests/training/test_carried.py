@@ -30,7 +30,7 @@ from funcpipe.training.recipe import Recipe
 from tests.support.plans import even_stages
 from tests.training import stateful
 
-FAULTS = FaultTolerance(heartbeat_s=0.2, lease_s=1.0, start_s=2.0, checkpoint_steps=2, keep=True)
+FAULTS = FaultTolerance(heartbeat_s=0.2, lease_s=60.0, checkpoint_steps=2, keep=True)
 STARTED = RunSettings(name="run")
 SAMPLES = 48
 
