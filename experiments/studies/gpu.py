@@ -32,6 +32,7 @@ from tests.e2e.reference import largest_difference, train
 from tests.in_process import Killing, make_job, run_workers, states
 from tests.support import stand_in
 from tests.support.run_keys import RUN_KEY
+from tests.support.stand_in_device import NAME
 
 NETWORKS = {"residual": RESIDUAL, "transformer": TRANSFORMER}
 CUTS: dict[str, Sequence[tuple[int, int]]] = {"residual": ((1, 1), (3, 1)), "transformer": ((1, 1), (2, 1), (3, 2))}
@@ -54,8 +55,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     found = torch.accelerator.current_accelerator(check_available=True)
     if found is None:
         stand_in.install()
-    device = stand_in.NAME if found is None else found.type
-    is_real = device != stand_in.NAME
+    device = NAME if found is None else found.type
+    is_real = device != NAME
     where = torch.get_device_module(device).get_device_name() if is_real else "the stand-in: there is no GPU here"
     print(f"on {where}\n")
     print(f"{'network':12} {'stages':>6} {'replicas':>8} {'killed':>6} {'difference':>10} {'s':>7} {'plain s':>7}")

@@ -2,6 +2,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from funcpipe.client.follow import interruption
 from funcpipe.platforms.catalog import load_spec
 from funcpipe.testing.memory_storage import MemoryStorage
 from tests.client.held import HeldPlatform
@@ -24,3 +25,9 @@ def functions(storage: MemoryStorage) -> Iterator[HeldPlatform]:
     platform = HeldPlatform(load_spec("local"), storage)
     yield platform
     platform.stop_all()
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Functions that are held never save: nobody waits for them."""
+    monkeypatch.setattr(interruption, "_LEAST_S", 0.0)

@@ -4,7 +4,6 @@ import dataclasses
 import itertools
 import logging
 import re
-import signal
 import threading
 from typing import Any
 
@@ -12,20 +11,17 @@ import pytest
 import torch
 
 from funcpipe.client.control.status import status
-from funcpipe.client.control.stopping import clean, order_end
+from funcpipe.client.control.stopping import order_end
 from funcpipe.client.control.verdict import Verdict
 from funcpipe.client.follow import interruption
 from funcpipe.client.follow.launch import launch, launch_detached
 from funcpipe.client.follow.results import OnProgress, Progress, RunResult, ignore_progress
 from funcpipe.client.prepare.prepared_run import PreparedRun, prepare
 from funcpipe.client.prepare.session import Site, session_on
-from funcpipe.core import Invocation, PlatformSpec, RunSettings, WorkerSpec
-from funcpipe.errors import PlanError, PlatformBusy, PlatformError, RunInterrupted, StorageBusy
-from funcpipe.platforms.base import Handle, State, Status
+from funcpipe.core import Invocation, RunSettings
+from funcpipe.errors import PlanError, PlatformError, RunInterrupted, StorageBusy
+from funcpipe.platforms.base import Handle, Status
 from funcpipe.platforms.catalog import load_spec
-from funcpipe.platforms.function_group import StartedFunction
-from funcpipe.runstate import functions as run_functions
-from funcpipe.runstate.documents import get_document
 from funcpipe.runstate.generations import list_generations, newest_record
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.signing import signed
@@ -34,11 +30,10 @@ from funcpipe.testing.thread_platform import ThreadPlatform
 from tests.client.held import HeldPlatform
 from tests.client.threads import RUN, STEADY, job
 from tests.support.hostile_storage import HostileStorage, Hostility
-from tests.support.waiting import LONG_S
 
 EPOCHS = 2
 
-pytestmark = pytest.mark.usefixtures("traced")
+pytestmark = pytest.mark.usefixtures("traced", "hasty")
 
 
 def prepared(
@@ -149,12 +144,6 @@ def long_run(
     storage: MemoryStorage, functions: ThreadPlatform, settings: RunSettings, epochs: int = 10_000
 ) -> PreparedRun:
     return dataclasses.replace(prepared(storage, functions, settings, epochs=epochs), faults=SELDOM)
-
-
-@pytest.fixture(autouse=True)
-def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Functions that are held never save: nobody waits for them."""
-    monkeypatch.setattr(interruption, "_LEAST_S", 0.0)
 
 
 @pytest.fixture
@@ -336,78 +325,3 @@ def test_a_resume_that_fails_to_start_can_be_tried_again(storage: MemoryStorage,
     assert before <= set(storage.list(""))
     assert list_generations(storage, RUN) == (keys,)
     assert Keys.of(newest_record(signed(storage), RUN)) == keys
-
-
-class MeetingPlatform(HeldPlatform):
-    """No function starts before all are being started."""
-
-    def __init__(self, spec: PlatformSpec, storage: MemoryStorage, functions: int) -> None:
-        super().__init__(spec, storage)
-        self._all = threading.Barrier(functions, timeout=LONG_S)
-
-    def invoke(self, worker: Invocation) -> Handle:
-        """Start a function, with the others."""
-        self._all.wait()
-        return super().invoke(worker)
-
-
-def test_functions_are_started_side_by_side(storage: MemoryStorage) -> None:
-    functions = MeetingPlatform(load_spec("local"), storage, functions=job().plan.workers)
-    result = launch(prepared(storage, functions, RunSettings(name=RUN)))
-    assert len(result.losses) == 3 * EPOCHS
-
-
-def test_handles_of_functions_that_are_started_together_are_one_object_and_each_its_own(
-    storage: MemoryStorage, functions: HeldPlatform, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(run_functions, "MANY", 1)
-    functions.hold(1)
-    launch_detached(prepared(storage, functions, RunSettings(name=RUN)))
-    own = signed(storage)
-    keys = Keys.of(newest_record(own, RUN))
-    together = get_document(own, run_functions.StartedTogether, keys.started_together).functions
-    each = {key for key in storage.list(keys.functions) if key != keys.started_together}
-    assert {keys.function(one.worker, one.attempt, one.token) for one in together} == each
-    assert len(each) == job().plan.workers
-    assert all(get_document(own, StartedFunction, keys.function(o.worker, o.attempt, o.token)) == o for o in together)
-    functions.go_on()
-    assert clean(storage, RUN, functions.open) > 0
-    assert storage.list("") == ()
-    assert all(functions.status(one.handle).state is not State.RUNNING for one in together)
-
-
-class BusyPlatform(HeldPlatform):
-    """One function is never started, as the platform is busy; then Ctrl-C comes, or another is `refused`."""
-
-    refused = ""
-
-    def __init__(self, spec: PlatformSpec, storage: MemoryStorage, *, until: int) -> None:
-        super().__init__(spec, storage, until=until)
-        self.started = list[Handle]()
-        self._interrupted = False
-
-    def invoke(self, worker: Invocation) -> Handle:
-        """Start a function, or be busy."""
-        assert isinstance(worker, WorkerSpec)
-        if worker.worker == "s1.r0":
-            if not self.refused and not self._interrupted:
-                self._interrupted = True
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
-            raise PlatformBusy("as many functions run as the account allows")
-        if worker.worker == self.refused:
-            raise PlatformError("the function's code is too large")
-        self.started.append(super().invoke(worker))
-        return self.started[-1]
-
-
-@pytest.mark.usefixtures("interruptible")
-@pytest.mark.parametrize(("refused", "message"), [("", "interrupted while training"), ("s0.r1", "code is too large")])
-def test_nobody_waits_for_a_busy_platform_once_a_start_has_ended_otherwise(
-    storage: MemoryStorage, refused: str, message: str
-) -> None:
-    functions = BusyPlatform(load_spec("local"), storage, until=0)
-    functions.refused = refused
-    with pytest.raises((RunInterrupted, PlatformError), match=message):
-        launch(prepared(storage, functions, RunSettings(name=RUN)))
-    assert all(functions.status(handle).state is not State.RUNNING for handle in functions.started)
-    assert not list_generations(storage, RUN)

@@ -6,7 +6,8 @@ import pytest
 
 from funcpipe.core import ScheduleKind
 from tests.e2e.device_memory import NETWORKS, adam, peak
-from tests.support.stand_in import NAME, on_stand_in
+from tests.support.stand_in import on_stand_in
+from tests.support.stand_in_device import NAME
 
 WAYS: dict[str, dict[str, Any]] = {
     "gpipe": {},

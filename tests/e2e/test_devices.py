@@ -27,7 +27,8 @@ from tests.e2e.reference import largest_difference, train
 from tests.in_process import Killing, make_job, prepared_run, run_workers, states
 from tests.recording import Recording
 from tests.support.run_keys import NONCE, signed_for_tests
-from tests.support.stand_in import CROSSINGS, NAME, Copies, copies, on_stand_in
+from tests.support.stand_in import on_stand_in
+from tests.support.stand_in_device import CROSSINGS, NAME, Copies, copies
 from tests.training import test_ties
 
 adamw = partial(torch.optim.AdamW, lr=0.01)

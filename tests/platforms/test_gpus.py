@@ -26,6 +26,7 @@ from funcpipe.platforms.local.platform import local_functions
 from funcpipe.platforms.room import Node, Offer, with_gpus
 from tests.e2e import small
 from tests.support import stand_in
+from tests.support.stand_in_device import NAME
 from tests.support.waiting import wait_until
 
 ANSWER = """\
@@ -204,7 +205,7 @@ def on_the_stand_in(payload: str, *invoked: Invoked) -> None:
     """Be a function on a machine with the device, and leave a note of the GPU that it was given."""
     stand_in.install()
     entry.main(payload, *invoked)
-    used = torch.get_device_module(stand_in.NAME).max_memory_allocated()
+    used = torch.get_device_module(NAME).max_memory_allocated()
     Path(os.environ[SEEN], str(os.getpid())).write_text(f"{os.environ[VISIBLE]} {used > 0}")
 
 

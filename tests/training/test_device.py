@@ -17,7 +17,8 @@ from funcpipe.model.split import StageModule, split
 from funcpipe.training.device import HOST, Device, accelerator, numbers
 from funcpipe.training.norms import sum_of_squares
 from tests.support.in_turn import even_bounds
-from tests.support.stand_in import NAME, Copies, copies, on_stand_in
+from tests.support.stand_in import on_stand_in
+from tests.support.stand_in_device import NAME, Copies, copies
 
 
 @on_stand_in

@@ -21,7 +21,8 @@ from funcpipe.training.device import Device
 from funcpipe.training.norms import Finiteness
 from funcpipe.training.passes import Passes
 from funcpipe.training.recipe import Recipe
-from tests.support.stand_in import CROSSINGS, NAME, Crossing, current_stream, on_stand_in
+from tests.support.stand_in import on_stand_in
+from tests.support.stand_in_device import CROSSINGS, NAME, Crossing, current_stream
 
 MICRO_BATCHES = 3
 STEP = Step(number=0, epoch=0, micro_batches=tuple((2 * m, 2 * m + 1) for m in range(MICRO_BATCHES)))
