@@ -24,7 +24,7 @@ from funcpipe.comm.arrival_estimator import ArrivalEstimator
 from funcpipe.comm.channel import Channel
 from funcpipe.comm.collectives import pattern
 from funcpipe.comm.int8_chunks import gradient_chunks
-from funcpipe.core import ModelProfile, Plan, PlatformSpec, Routes, ScheduleKind, Streams, Sync, SyncWay
+from funcpipe.core import ModelProfile, Plan, PlatformSpec, Streams, Sync, SyncWay
 from funcpipe.core.texts import spread_prefix
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.partitioner.cost.waits import crowd_time_s
@@ -33,12 +33,13 @@ from funcpipe.platforms.catalog import load_spec
 from funcpipe.platforms.local.throttle import Throttled
 from funcpipe.platforms.wrappers import PAUSES, Retried
 from funcpipe.scheduler.execute import TaskResult, execute, lane_threads
-from funcpipe.scheduler.graph import StepShape, build_graph
+from funcpipe.scheduler.graph import build_graph
 from funcpipe.scheduler.tasks import SIDE_BY_SIDE, Kind, Task, open_requests
 from funcpipe.testing.limited_storage import LimitedStorage
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker.synchronisation import Synchronisation
 from tests.analysis.test_predict import summing
+from tests.support.plans import sum_shape
 from tests.support.run_keys import RUN_KEY
 
 DEADLINE_S = 300.0
@@ -165,16 +166,7 @@ def _steps(
     store = Retried(link, deadline_s=DEADLINE_S, backoff=replace(PAUSES, crowd_s=setting.crowd_s))
     channel = Channel(store, ArrivalEstimator(deadline_s=DEADLINE_S), run_key=RUN_KEY, cancel=cancel)
     chosen = pattern(way.sync, setting.replicas, way.streams)
-    shape = StepShape(
-        stages=1,
-        replicas=setting.replicas,
-        micro_batches=setting.replicas,
-        routes=Routes(activations=(), gradients=()),
-        schedule=ScheduleKind.GPIPE,
-        sync=way.sync,
-        streams=way.streams,
-    )
-    graph = build_graph(shape).of_worker(0, replica)
+    graph = build_graph(sum_shape(way.sync, setting.replicas, way.streams)).of_worker(0, replica)
     vector = torch.empty(setting.elements)
     for step in range(setting.steps):
         vector.fill_(float(replica + 1))

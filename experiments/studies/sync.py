@@ -29,7 +29,7 @@ from funcpipe.comm.collectives import pattern
 from funcpipe.comm.gradient_chunks import GradientChunks
 from funcpipe.comm.int8_chunks import gradient_chunks, new_feedback
 from funcpipe.comm.sum_pattern import Pattern
-from funcpipe.core import SYNC_WIRES, Resource, Routes, ScheduleKind, Streams, Sync, Wire
+from funcpipe.core import SYNC_WIRES, Resource, Streams, Sync, Wire
 from funcpipe.core.choices import OPEN_UPLOADS, open_downloads
 from funcpipe.partitioner.cost.stores import requests_each
 from funcpipe.partitioner.cost.sync_choice import candidates
@@ -37,10 +37,11 @@ from funcpipe.partitioner.cost.sync_time import limit_s, sync_time_s
 from funcpipe.platforms.local.files import FileStorage
 from funcpipe.platforms.local.throttle import OwnPace, Throttled
 from funcpipe.scheduler.execute import TaskResult, execute, lane_threads
-from funcpipe.scheduler.graph import Graph, StepShape, build_graph
+from funcpipe.scheduler.graph import Graph, build_graph
 from funcpipe.scheduler.tasks import SIDE_BY_SIDE, Kind, Task
 from funcpipe.worker.synchronisation import Synchronisation
 from tests.partitioner.sync_links import Links, duration_s
+from tests.support.plans import sum_shape
 from tests.support.run_keys import RUN_KEY
 
 DEADLINE_S = 120.0
@@ -239,16 +240,7 @@ def _key_of(step: int) -> Callable[[Task], str]:
 
 
 def _graph(way: Way, replica: int) -> Graph:
-    shape = StepShape(
-        stages=1,
-        replicas=way.replicas,
-        micro_batches=way.replicas,
-        routes=Routes(activations=(), gradients=()),
-        schedule=ScheduleKind.GPIPE,
-        sync=way.sync,
-        streams=way.streams,
-    )
-    return build_graph(shape).of_worker(0, replica)
+    return build_graph(sum_shape(way.sync, way.replicas, way.streams)).of_worker(0, replica)
 
 
 if __name__ == "__main__":

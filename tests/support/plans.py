@@ -3,7 +3,19 @@
 import itertools
 from collections.abc import Sequence
 
-from funcpipe.core import LayerProfile, ModelProfile, PlatformSpec, Stage, TensorProfile, TiedParameter
+from funcpipe.core import (
+    LayerProfile,
+    ModelProfile,
+    PlatformSpec,
+    Routes,
+    ScheduleKind,
+    Stage,
+    Streams,
+    Sync,
+    TensorProfile,
+    TiedParameter,
+)
+from funcpipe.scheduler.graph import StepShape
 
 
 def even_stages(layers: Sequence[str], stages: int, *, recompute: bool = False) -> tuple[Stage, ...]:
@@ -43,4 +55,17 @@ def chain_profile(
             for i, size in enumerate(sizes)
         ),
         ties=ties,
+    )
+
+
+def sum_shape(sync: Sync, replicas: int, streams: Streams | None = None) -> StepShape:
+    """The shape of a step of one stage, the replicas of which sum a gradient."""
+    return StepShape(
+        stages=1,
+        replicas=replicas,
+        micro_batches=replicas,
+        routes=Routes(activations=(), gradients=()),
+        schedule=ScheduleKind.GPIPE,
+        sync=sync,
+        streams=streams,
     )

@@ -36,9 +36,10 @@ from tests.e2e.plans import even_plan, sample_numbers
 from tests.e2e.reference import largest_difference, train
 from tests.examples import at_most
 from tests.in_process import make_job, prepared_run, run_workers
+from tests.support.plans import sum_shape
 from tests.support.run_keys import RUN_KEY
 from tests.worker.test_buckets import model, vectors
-from tests.worker.test_synchronisation import possible_order, shape_of, streams
+from tests.worker.test_synchronisation import possible_order, streams
 
 NO_ROUTES = Routes(activations=(), gradients=())
 WEIGHT = ParameterShape(name="weight", shape=(31, 33), dtype=torch.float32)
@@ -178,8 +179,8 @@ def test_any_sizes_rounds_and_replicas_give_the_bits_and_the_traffic_of_sums(
 ) -> None:
     """Tasks in any order, gradients present or not, three steps of both kinds side by side."""
     make, generator = OPTIMIZERS[optimizer], torch.Generator().manual_seed(seed)
-    graph = build_graph(shape_of(way, replicas, cut_as))
-    chosen = shape_of(way, replicas, cut_as).pattern_of(0)
+    graph = build_graph(sum_shape(way, replicas, cut_as))
+    chosen = sum_shape(way, replicas, cut_as).pattern_of(0)
     plain = [Replica(shapes, make) for _ in range(replicas)]
     parts = [Replica(shapes, make) for _ in range(replicas)]
     layout = parts[0].flat([None] * len(shapes), torch.zeros(3)).layout

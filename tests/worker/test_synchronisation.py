@@ -24,7 +24,6 @@ from funcpipe.core import (
     ModelProfile,
     Plan,
     RequestCounts,
-    Routes,
     ScheduleKind,
     Stage,
     Streams,
@@ -39,6 +38,7 @@ from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.worker.synchronisation import Synchronisation
 from tests.e2e.reference import Order, order_of
 from tests.scheduler.check import check
+from tests.support.plans import sum_shape
 from tests.support.run_keys import RUN_KEY
 
 SPEC = load_spec("aws-lambda")
@@ -96,7 +96,7 @@ def test_every_transfer_moves_the_bytes_that_are_predicted_and_headers(sync: Syn
         stages=(Stage(first=0, stop=1, size="10240MB", memory_mb=10240),),
     )
     predicted = {event.task: event.payload_bytes for event in predict(plan, one_layer(4 * length), SPEC).events}
-    graph = build_graph(shape_of(sync, replicas))
+    graph = build_graph(sum_shape(sync, replicas))
     storage, done = MemoryStorage(), 0
     channel = Channel(storage, ArrivalEstimator(deadline_s=0.001), run_key=RUN_KEY, cancel=threading.Event())
     chosen, pieces = pattern(sync, replicas), chunks_of(torch.ones(replicas, length), plan)
@@ -148,18 +148,6 @@ def possible_order(graph: Graph, order: random.Random) -> list[int]:
     return done
 
 
-def shape_of(sync: Sync, replicas: int, cut_as: Streams | None = None) -> StepShape:
-    return StepShape(
-        stages=1,
-        replicas=replicas,
-        micro_batches=replicas,
-        routes=Routes(activations=(), gradients=()),
-        schedule=ScheduleKind.GPIPE,
-        sync=sync,
-        streams=cut_as,
-    )
-
-
 def nearest_bf16(values: np.ndarray) -> np.ndarray:
     """Rounded to the nearest number whose lower 16 bits are 0, and to the even one of two that are as near."""
     bits = values.view(np.uint32)
@@ -204,7 +192,7 @@ def test_all_end_with_numpy_s_sum_in_rank_order_groups_first_of_what_each_has_ro
     order = order_of(sync, replicas, cut_as)
     exact = total(order, np.copy)
     expected = np.concatenate([exact[:head], total(order, rounded)[head:]])
-    found, _ = synchronised(shape_of(sync, replicas, cut_as), vectors, random.Random(seed), head=head, wire=wire)
+    found, _ = synchronised(sum_shape(sync, replicas, cut_as), vectors, random.Random(seed), head=head, wire=wire)
     for row in found:
         assert row.numpy().tobytes() == expected.tobytes()
 
@@ -213,7 +201,7 @@ def test_infinity_and_what_is_no_number_reach_every_replica() -> None:
     vectors = torch.ones(3, 12)
     vectors[0, 1], vectors[1, 4], vectors[2, 7], vectors[:, 9] = torch.inf, -torch.inf, torch.nan, 3e38
     for sync in Sync:
-        found, _ = synchronised(shape_of(sync, 3), vectors, random.Random(0), wire=Wire.BF16)
+        found, _ = synchronised(sum_shape(sync, 3), vectors, random.Random(0), wire=Wire.BF16)
         for row in found:
             assert row[1] == torch.inf
             assert row[4] == -torch.inf
@@ -232,7 +220,7 @@ def test_traffic_is_what_the_formulas_say_and_headers(sync: Sync, cut_as: Stream
     """Per worker up (n-1)/n s + s/n, down 2 (n-1)/n s, for s bytes that n = 4 replicas sum."""
     length, replicas, size = 64 * 1024, 4, {Wire.FP32: 4, Wire.BF16: 2}[wire]
     vectors = torch.ones(replicas, length)
-    _, traffic = synchronised(shape_of(sync, replicas, cut_as), vectors, random.Random(0), wire=wire)
+    _, traffic = synchronised(sum_shape(sync, replicas, cut_as), vectors, random.Random(0), wire=wire)
     chosen = pattern(sync, replicas, cut_as)
     pieces = chosen.streams.rounds * (replicas - 1)
     for one in traffic:

@@ -5,14 +5,15 @@ from statistics import mean
 
 import pytest
 
-from funcpipe.core import Routes, ScheduleKind, Streams, Sync
-from funcpipe.scheduler.graph import Graph, StepShape, build_graph
+from funcpipe.core import Streams, Sync
+from funcpipe.scheduler.graph import Graph, build_graph
 from funcpipe.scheduler.simulator.costs import Cost, costs_of
 from funcpipe.scheduler.simulator.disturbances import Disturbances, Failure
 from funcpipe.scheduler.simulator.folded_graph import FoldedGraph
 from funcpipe.scheduler.simulator.simulate import play, play_folded
 from funcpipe.scheduler.tasks import Kind, Task
 from tests.scheduler.simulator.test_disturbances import polled
+from tests.support.plans import sum_shape
 
 PUT = Task(Kind.PUT_ACTIVATION, 0, 0, micro_batch=0, part=0)
 GET = Task(Kind.GET_ACTIVATION, 1, 0, micro_batch=0, peer=0, part=0)
@@ -43,7 +44,7 @@ def test_what_is_there_before_it_is_asked_for_is_found_at_once(disturbances: Dis
 @pytest.mark.parametrize("replicas", [2, 5, 16])
 def test_the_last_of_many_is_found_a_whole_poll_late(replicas: int) -> None:
     """Each of n replicas waits for the others' objects: for the last of k, k / (k + 1) of a poll on average."""
-    graph = build_graph(exchange(replicas))
+    graph = build_graph(sum_shape(Sync.EXCHANGE, replicas, Streams(1, 1, 1)))
     costs = polled(costs_of(graph, lambda task: Cost(float(task.kind.is_put or task.kind.is_get))), graph, 1.0)
     late_s = [play(graph, costs, disturbances=Disturbances(seed=seed)).duration_s - 2.0 for seed in range(100)]
     waiting = replicas * (replicas - 1)
@@ -51,7 +52,7 @@ def test_the_last_of_many_is_found_a_whole_poll_late(replicas: int) -> None:
 
 
 def test_replicas_that_poll_do_not_stand_for_each_other() -> None:
-    shape = exchange(6)
+    shape = sum_shape(Sync.EXCHANGE, 6, Streams(1, 1, 1))
     folded = FoldedGraph.of(shape)
     assert folded.mirrors > 1
     graph, seconds = build_graph(shape), lambda task: Cost(1.0 if task.kind.is_put or task.kind.is_get else 0.0)
@@ -59,15 +60,3 @@ def test_replicas_that_poll_do_not_stand_for_each_other() -> None:
     found = play_folded(folded, costs)
     whole = play(graph, polled(costs_of(graph, seconds), graph, 1.0))
     assert (list(found.starts_s), list(found.ends_s)) == (list(whole.starts_s), list(whole.ends_s))
-
-
-def exchange(replicas: int) -> StepShape:
-    return StepShape(
-        stages=1,
-        replicas=replicas,
-        micro_batches=replicas,
-        routes=Routes(activations=(), gradients=()),
-        schedule=ScheduleKind.GPIPE,
-        sync=Sync.EXCHANGE,
-        streams=Streams(1, 1, 1),
-    )
