@@ -216,7 +216,7 @@ def functions_on_the_stand_in(spec: Any, _: str, **options: Any) -> Any:
 def trained(plan: Plan) -> Mapping[str, torch.Tensor]:
     torch.manual_seed(1)
     pipe = FuncPipe(small.model(), loss_fn=F.cross_entropy, optimizer=small.optimizer)
-    return pipe.train(small.data, plan=plan, message_deadline_s=60, rehearse=False).state_dict()
+    return pipe.train(small.data, plan=plan, rehearse=False).state_dict()
 
 
 @pytest.fixture

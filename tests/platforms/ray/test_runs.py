@@ -66,7 +66,6 @@ def train(
         resume=resume,
         faults=faults,
         callbacks=[EachStep(on_progress)],
-        message_deadline_s=120,
         rehearse=False,  # which would count the calls of a loss here
     )
 
@@ -165,7 +164,6 @@ def test_a_run_that_is_left_to_itself_outlives_the_death_of_all_its_functions(
         storage=url,
         run="left",
         faults=QUICK,
-        message_deadline_s=120,
         rehearse=False,
     )
     wait_until(lambda: [worker for worker in status(storage, run).workers if worker.step >= 4])
@@ -175,9 +173,7 @@ def test_a_run_that_is_left_to_itself_outlives_the_death_of_all_its_functions(
     wait_until(lambda: {worker.outcome for worker in status(storage, run).workers} == {Outcome.FINISHED})
     assert all(worker.attempt for worker in status(storage, run).workers)
     wait_until(lambda: not processes_of(run))  # the watchdog ends with the run
-    found = pipe().train(
-        small.data, epochs=2, plan=small.plan(), platform=cluster.url, storage=url, resume=run, message_deadline_s=120
-    )
+    found = pipe().train(small.data, epochs=2, plan=small.plan(), platform=cluster.url, storage=url, resume=run)
     assert_same(found, undisturbed)
     assert clean(storage, run) > 0
     assert storage.list("") == ()
