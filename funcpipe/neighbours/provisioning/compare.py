@@ -17,7 +17,14 @@ from funcpipe.errors import Infeasible, InvalidValue
 from funcpipe.neighbours.provisioning import workload
 from funcpipe.neighbours.provisioning.cynthia import Mode, cynthia
 from funcpipe.neighbours.provisioning.goal import Goal, aimed_deadline_s
-from funcpipe.neighbours.provisioning.lambdadnn import exhaustive, lambdadnn, naive, siren_like
+from funcpipe.neighbours.provisioning.lambdadnn import (
+    FunctionMarket,
+    FunctionWorkload,
+    exhaustive,
+    lambdadnn,
+    naive,
+    siren_like,
+)
 from funcpipe.neighbours.provisioning.spotdnn import (
     ENUMERATED,
     Space,
@@ -56,13 +63,15 @@ def ways_of(inputs: Inputs) -> Mapping[str, Way]:
     """Each way by its name, as a function of the goal alone."""
     job, market = inputs.job, inputs.market
     work = workload.model_workload(inputs.profile, inputs.spec, inputs.training.optimizer)
-    functions = workload.function_workload(work, inputs.profile, inputs.spec, job)
-    platform = workload.function_market(inputs.spec, market)
     types = workload.spot_types(work, market, job)
     system = workload.spot_system(work, market, types, count_server=inputs.count_server)
     cluster, workers = workload.cluster_workload(work, job), workload.worker_types(work, market)
     server, start_s = workload.server_type(market), market.start_s
     training = replace(inputs.training, global_batch=job.global_batch, deadline_s=None, budget_usd=None)
+
+    def functions() -> tuple[FunctionWorkload, FunctionMarket]:
+        view = workload.function_workload(work, inputs.profile, inputs.spec, job)
+        return view, workload.function_market(inputs.spec, market)
 
     def all_spot(goal: Goal) -> Provision:
         goal.check()
@@ -81,14 +90,14 @@ def ways_of(inputs: Inputs) -> Mapping[str, Way]:
     return {
         "funcpipe": lambda goal: funcpipe(goal, inputs.profile, inputs.spec, training, inputs.estimate),
         "here": lambda goal: here(goal, inputs.profile, inputs.spec, training, offer_at(LOCAL), inputs.estimate),
-        "lambdadnn": lambda goal: lambdadnn(goal, functions, platform, count_server=inputs.count_server),
-        "siren-like": lambda goal: siren_like(goal, functions, platform),
-        "naive": lambda goal: naive(goal, functions, platform),
+        "lambdadnn": lambda goal: lambdadnn(goal, *functions(), count_server=inputs.count_server),
+        "siren-like": lambda goal: siren_like(goal, *functions()),
+        "naive": lambda goal: naive(goal, *functions()),
         "cynthia-bsp": by_cynthia(Mode.BSP),
         "cynthia-asp": by_cynthia(Mode.ASP),
         "spotdnn": lambda goal: spotdnn(goal, types, system, replace_s=market.replace_s),
         "one-machine": lambda goal: one_machine(goal, work, market),
-        "exhaustive-functions": lambda goal: exhaustive(goal, functions, platform),
+        "exhaustive-functions": lambda goal: exhaustive(goal, *functions()),
         "exhaustive-spot": all_spot,
     }
 

@@ -54,11 +54,14 @@ class ModelWorkload:
 
 
 def model_workload(profile: ModelProfile, spec: PlatformSpec, optimizer: OptimizerKind) -> ModelWorkload:
-    """The workload of training the whole model; the rate is that of the largest size, by its vCPUs."""
-    known = {size.name: size for size in spec.sizes}
-    column, size = max(
-        ((i, known[name]) for i, name in enumerate(profile.sizes) if name in known), key=lambda pair: pair[1].vcpu
-    )
+    """The workload of training the whole model; the rate is that of the largest size, by its vCPUs.
+
+    Of functions that all have GPUs it is that of the largest GPU, by the vCPUs that are as fast.
+    """
+    vcpu = {size: size.vcpu for size in _processor_sizes(profile, spec)}
+    vcpu = vcpu or {one: one.accelerator.vcpu_equivalents for one in _measured_sizes(profile, spec) if one.accelerator}
+    size = max(vcpu, key=lambda one: vcpu[one])
+    column = profile.sizes.index(size.name)
     seconds = sum(layer.forward_s[column] + layer.backward_s[column] for layer in profile.layers)
     layers, data = profile.layers, profile.data
     parameter_bytes = profile.parameter_bytes(0, len(layers))
@@ -67,7 +70,7 @@ def model_workload(profile: ModelProfile, spec: PlatformSpec, optimizer: Optimiz
     fixed_bytes += profile.base_memory_bytes + sum(layer.constant_bytes for layer in layers)
     fixed_bytes += data.resident_bytes if data else 0
     return ModelWorkload(
-        vcpu_s_per_sample=seconds * size.vcpu / profile.micro_batch,
+        vcpu_s_per_sample=seconds * vcpu[size] / profile.micro_batch,
         model_mb=parameter_bytes / 1e6,
         fixed_mb=fixed_bytes / MB,
         sample_memory_mb=(activation_bytes + waste_bytes(activation_bytes)) / MB / profile.micro_batch,
@@ -92,9 +95,12 @@ def function_workload(work: ModelWorkload, profile: ModelProfile, spec: Platform
     """λDNN's view: rates linear in memory, fitted over the sizes (its section on profiling).
 
     A function's local batch is all of the global batch, in micro-batches one after another: so every number of
-    functions makes the same updates. The paper's smaller batches for few functions would train differently.
+    functions makes the same updates. The paper's smaller batches for few functions would train differently. Raises
+    Infeasible where all functions have GPUs.
     """
-    sizes = _measured_sizes(profile, spec)
+    sizes = _processor_sizes(profile, spec)
+    if not sizes:
+        raise Infeasible(f"the functions of {spec.name} have GPUs: their rates are not linear in their memory")
     memory = [size.memory_mb for size in sizes]
     rates = [size.vcpu / work.vcpu_s_per_sample for size in sizes]
     stores = [size.download_bytes_s / 1e6 for size in sizes]
@@ -117,8 +123,9 @@ def function_workload(work: ModelWorkload, profile: ModelProfile, spec: Platform
 
 
 def function_market(spec: PlatformSpec, market: Market) -> FunctionMarket:
-    """λDNN's view of a platform, with a parameter server of the market."""
-    server, largest = market.machine(market.server), spec.sizes[-1]
+    """λDNN's view of a platform's functions without GPUs, with a parameter server of the market."""
+    largest = [size for size in spec.sizes if size.accelerator is None][-1]
+    server = market.machine(market.server)
     return FunctionMarket(
         server_mb_s=server.network_mb_s,
         function_mb_s=min(largest.upload_bytes_s, largest.download_bytes_s) / 1e6,
@@ -148,7 +155,7 @@ def on_this_machine(
     Their processors compute as those of the largest size of `spec`, and GPUs by their published rates. Raises
     Infeasible where neither is known.
     """
-    measured = [size for size in _measured_sizes(profile, spec) if size.accelerator is None]
+    measured = _processor_sizes(profile, spec)
     known = profile.work is not None
     sizes = tuple(size for size in local.sizes if (known if size.accelerator is not None else measured))
     if not sizes:
@@ -244,6 +251,10 @@ def spot_system(work: ModelWorkload, market: Market, types: Sequence[SpotType], 
 
 def _measured_sizes(profile: ModelProfile, spec: PlatformSpec) -> list[FunctionSize]:
     return [size for size in spec.sizes if size.name in profile.sizes]
+
+
+def _processor_sizes(profile: ModelProfile, spec: PlatformSpec) -> list[FunctionSize]:
+    return [size for size in _measured_sizes(profile, spec) if size.accelerator is None]
 
 
 def _line(x: Sequence[float], y: Sequence[float]) -> tuple[float, float]:

@@ -97,6 +97,20 @@ def test_gpus_are_as_fast_for_a_model_as_the_roofline_says() -> None:
     assert provision_inputs(profile(), job_of(), spec=SPEC).market == MARKET  # nothing was counted
 
 
+def test_functions_with_gpus_alone_say_how_fast_processors_are() -> None:
+    """An H100 counts as 590 processors; all of them are as fast as its published rates allow."""
+    work = Work(flop=4 * 10**12, dense_bytes=10**9, other_bytes=10**9)
+    layers = tuple(replace(one, forward_work=work, backward_work=work) for one in profile().layers)
+    spec = load_spec("modal")
+    on_gpus = replace(profile(), layers=layers).on_sizes(spec.name, spec.sizes)
+    seconds = 8 * (4 / 0.9 / 495 + 1 / 0.5 / 3350)
+    found = workload.model_workload(on_gpus, spec, OptimizerKind.SGD)
+    assert found.vcpu_s_per_sample == pytest.approx(590 * seconds / 4, rel=1e-6)
+    table = provision_table(on_gpus, job_of(), spec=spec, ways=("one-machine", "lambdadnn"))
+    assert [one.way for one in table.provisions] == ["one-machine"]
+    assert ["have GPUs" in refusal.reason for refusal in table.refusals] == [True]
+
+
 def test_every_way_is_there_once_and_the_cheapest_is_first(table: ProvisionTable) -> None:
     assert {one.way for one in table.provisions} | {one.way for one in table.refusals} == set(WAYS)
     assert [one.usd for one in table.provisions] == sorted(one.usd for one in table.provisions)
