@@ -133,7 +133,7 @@ class RunAccount:
     cost `run_usd_s` a second, this one costs `usd_s`; a put or a listing costs `put_usd`, a get `get_usd`, or
     `empty_get_usd` if there is no such object; to invoke a function costs `invocation_usd`. `stores` are the stores, by
     kind, of what is not in the default one, and `hours_usd_s` is what they cost a second, while they are there. To
-    download what the run leaves costs the client `collect_usd`.
+    download what the run leaves costs the client `collect_usd`. `step_s` is the longest of the last steps.
     """
 
     spent_usd: float = 0.0
@@ -147,6 +147,7 @@ class RunAccount:
     invocation_usd: float = 0.0
     hours_usd_s: float = 0.0
     collect_usd: float = 0.0
+    step_s: float = 0.0
     stores: Mapping[str, StoreSpec] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:

@@ -68,9 +68,13 @@ class CheckpointInterval:
     `checkpoint_s` is the time in which the last one was written; before the first, an estimate that its user sets.
     """
 
-    def __init__(self, faults: FaultTolerance, *, replicas: int) -> None:
-        """A stage of several `replicas` fails as often as all of them together."""
+    def __init__(self, faults: FaultTolerance, *, replicas: int, longest_step_s: float = 0.0) -> None:
+        """A stage of several `replicas` fails as often as all of them together.
+
+        Before this worker has done a step, the longest one took `longest_step_s`.
+        """
         self._faults = faults
+        self._longest_step_s = longest_step_s
         self._failure_interval_s = faults.failure_interval_s / replicas
         self._steps_s: deque[float] = deque(maxlen=_MEASURED_STEPS)
         self._received_bytes: deque[int] = deque(maxlen=_MEASURED_STEPS)
@@ -107,8 +111,8 @@ class CheckpointInterval:
 
     @property
     def longest_step_s(self) -> float:
-        """The longest time of the last steps; 0 before the first."""
-        return max(self._steps_s, default=0.0)
+        """The longest time of the last steps."""
+        return max(self._steps_s, default=self._longest_step_s)
 
     def steps(self) -> int:
         """The number of steps between two checkpoints: the user's, or a power of two, so that stages coincide."""

@@ -178,6 +178,7 @@ class Worker:
             self.progress.done += 1
             received_bytes = sum(event.payload_bytes for event in trace[-1] if event.lane is Resource.DOWNLOAD)
             self.interval.record_step(time.monotonic() - began_s, received_bytes, messages.most)
+            self.progress.longest_step_s = self.interval.longest_step_s
             self.checkpoints.after_step(self.progress.done, background.submit)
             self.limits.after_step()
             if self._has_drifted():

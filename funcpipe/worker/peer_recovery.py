@@ -124,6 +124,7 @@ class PeerRecovery:
             spent_usd=so_far.spent_usd,
             elapsed_s=so_far.elapsed_s,
             requests_usd=so_far.requests_usd,
+            step_s=so_far.step_s,
         )
         reason = BudgetGuard(first.limits, account, first.faults.heartbeat_s).exceeded(age_s=0.0)
         if tries > MAX_RESTARTS:

@@ -30,6 +30,7 @@ class WorkerProgress:
         self.budget = BudgetGuard(spec.limits, spec.account, spec.faults.heartbeat_s, requests_usd=self._requests_usd)
         self.steps = steps
         self.done = spec.first_step
+        self.longest_step_s = spec.account.step_s
 
     @property
     def age_s(self) -> float:
@@ -84,7 +85,13 @@ class WorkerProgress:
     @property
     def account(self) -> RunAccount:
         """The account for a function that is invoked now."""
-        return replace(self._account, spent_usd=self.run_usd, elapsed_s=self.run_s, requests_usd=self.run_requests_usd)
+        return replace(
+            self._account,
+            spent_usd=self.run_usd,
+            elapsed_s=self.run_s,
+            requests_usd=self.run_requests_usd,
+            step_s=self.longest_step_s,
+        )
 
     @property
     def successor_account(self) -> RunAccount:

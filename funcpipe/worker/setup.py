@@ -69,7 +69,7 @@ def load_worker(
     batches = job.batches(spec)
     progress = WorkerProgress(spec, invoked, steps=spec.epochs * batches.steps_per_epoch)
     budget = progress.budget
-    interval = CheckpointInterval(spec.faults, replicas=spec.plan.replicas)
+    interval = CheckpointInterval(spec.faults, replicas=spec.plan.replicas, longest_step_s=spec.account.step_s)
     interval.checkpoint_s = loaded_s
     loader = job.loader(stage, spec, storage, _data_of(spec), invoked.meter)
     runner = _runner(spec, job, job.computation(stage, spec, device), loader, fenced, clock)

@@ -140,6 +140,7 @@ class _WatchedRun:
                 spent_usd=max([record.spent_usd, *(beat.run_usd for beat in found)]),
                 elapsed_s=max([record.elapsed_s, *(beat.run_s for beat in found)]),
                 requests_usd=max([0.0, *(beat.run_requests_usd for beat in found)]),
+                step_s=max([0.0, *(beat.step_s for beat in found)]),
             ),
         )
         self._first_seen = {**beats, **self._first_seen}

@@ -32,6 +32,7 @@ DONE, FAILED = Status(state=State.DONE), Status(state=State.FAILED, reason="kill
 def test_a_worker_that_dies_is_restarted_with_what_the_run_has_cost(caplog: pytest.LogCaptureFixture) -> None:
     run = Run(account=RunAccount(spent_usd=2.0, elapsed_s=50.0))
     supervisor = run.start()
+    run.beat("s1.r0", step_s=7.0)
     run.platform.ended["s0.r0-0"] = FAILED
     with caplog.at_level("WARNING"):
         assert supervisor.poll() == 6
@@ -39,6 +40,7 @@ def test_a_worker_that_dies_is_restarted_with_what_the_run_has_cost(caplog: pyte
     assert again.worker == "s0.r0"
     assert again.account.spent_usd >= 2.0
     assert again.account.elapsed_s >= 50.0
+    assert again.account.step_s == 7.0
     said = "run run-1: restarts worker s0.r0 as attempt 0: it (s0.r0-0) ended without a report: killed by SIGKILL"
     assert said in caplog.messages
 

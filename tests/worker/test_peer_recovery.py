@@ -25,7 +25,7 @@ SILENT_S = 2.0 + 3 * 1.0 + 2 * 0.5
 STARTING_S = 10.0 + 2 * 0.5
 
 
-SO_FAR = RunAccount(spent_usd=1.5, elapsed_s=30.0, requests_usd=0.25)
+SO_FAR = RunAccount(spent_usd=1.5, elapsed_s=30.0, requests_usd=0.25, step_s=2.5)
 
 
 @dataclass

@@ -52,9 +52,10 @@ def uploaded(storage: MemoryStorage, *, stages: int = 1, replicas: int = 1) -> l
     return list(upload(prepared_run(job, storage, platform_url=Recording().url, faults=faults), KEYS))
 
 
-def loaded(invoked: Invoked, platform: Recording) -> Worker:
+def loaded(invoked: Invoked, platform: Recording, account: RunAccount | None = None) -> Worker:
     storage = MemoryStorage()
     (spec,) = uploaded(storage)
+    spec = spec if account is None else replace(spec, account=account)
     own = signed_for_tests(storage)
     put_document(own, KEYS.payload(spec.worker), spec)
     return load_worker(spec, own, platform.open, invoked=invoked)
@@ -87,6 +88,21 @@ def test_no_successor_is_started_where_the_run_is_to_end_before() -> None:
     assert platform.invoked == []
     worker.successor.start_in_time(last=worker.progress.done + 300, step_s=1.0, saving_s=1.0)
     assert len(platform.invoked) == 1
+
+
+def test_a_function_has_as_long_for_its_first_step_as_for_those_of_the_one_before() -> None:
+    """At a limit of the run it may end the step that it is in, which lasts twice as long as any before at most."""
+    platform = Recording()
+    worker = loaded(Invoked(at_s=time.monotonic() - 880.0), platform)
+    worker.progress.longest_step_s = 7.0
+    worker.lease.take()
+    worker.successor.start_in_time(last=100, step_s=1.0, saving_s=1.0)
+    (spec,) = platform.invoked
+    assert isinstance(spec, WorkerSpec)
+    successor = loaded(Invoked(), platform, spec.account)
+    successor.progress.budget = BudgetGuard(RunLimits(deadline_s=1.0), spec.account, heartbeat_s=1.0)
+    assert successor.limits.grace_s() == 2 * 7.0 + successor.spec.faults.heartbeat_s / 4
+    assert successor.progress.account.step_s == 7.0  # and so have those that it starts before its first step
 
 
 def test_what_a_hand_over_will_cost_is_counted_before_it_begins() -> None:

@@ -67,7 +67,7 @@ class HeartbeatWatch:
         self._storage, self._keys, self._workers, self._clock = storage, keys, workers, clock
         self._reader = HeartbeatReader(storage, keys, clock=clock)
         self._listed_s = -math.inf
-        self.run_requests_usd = 0.0
+        self.run_requests_usd = self.step_s = 0.0
 
     @property
     def reads_all(self) -> bool:
@@ -105,6 +105,7 @@ class HeartbeatWatch:
         if heartbeat is not None:
             worker.receive(heartbeat)
             self.run_requests_usd = max(self.run_requests_usd, heartbeat.run_requests_usd)
+            self.step_s = max(self.step_s, heartbeat.step_s)
 
 
 def _function_seconds(functions: Sequence[StartedFunction], beat: Heartbeat | None) -> list[float]:

@@ -286,8 +286,13 @@ class Supervisor:
         newest = newest_attempt(self._storage, self._keys, name)
         attempt = 0 if newest is None else newest + 1
         _log.warning("run %s: restarts worker %s as attempt %d: it %s", self._keys.run, name, attempt, why)
-        spent_usd, elapsed_s, asked_usd = self.cost_usd(), self.elapsed_s(), self.requests_usd()
-        account = replace(worker.spec.account, spent_usd=spent_usd, elapsed_s=elapsed_s, requests_usd=asked_usd)
+        account = replace(
+            worker.spec.account,
+            spent_usd=self.cost_usd(),
+            elapsed_s=self.elapsed_s(),
+            requests_usd=self.requests_usd(),
+            step_s=self._heartbeats.step_s,
+        )
         try:
             self._invoke(worker, replace(worker.spec, attempt=attempt, account=account))
         except PlatformError as error:
