@@ -27,6 +27,8 @@ class Resource(Enum):
     DOWNLOAD = "download"
     MERGE = "merge"
     LOAD = "load"
+    TO_HOST = "to-host"
+    TO_DEVICE = "to-device"
 
     __hash__ = object.__hash__  # as in `scheduler.tasks.Kind`: large graphs look lanes up for every task
 
@@ -299,4 +301,4 @@ def _number_of(kind: str, lane: Resource) -> int:
         return _LANES.index(Use.LOAD)
     if lane is Resource.MERGE or any(word in kind for word in _SYNC):
         return _LANES.index(Use.SYNC)
-    return _LANES.index(Use.TRANSFER if lane in (Resource.UPLOAD, Resource.DOWNLOAD) else Use.COMPUTE)
+    return _LANES.index(Use.COMPUTE if lane is Resource.COMPUTE else Use.TRANSFER)

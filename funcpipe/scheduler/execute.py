@@ -53,12 +53,11 @@ def execute(
     have stopped. If `cancel` is set from outside, Cancelled is raised. Events have the times of `clock`.
     """
     execution = _Execution(graph, run_task, step, attempt, cancel, clock)
-    widths = {Resource.MERGE: 1, Resource.LOAD: 1, **open_requests}
     beside = [
         threads.submit(execution.run_lane, lane)
-        for resource, width in widths.items()
-        for lane in [execution.lanes[resource]]
-        for _ in range(min(width, len(lane.left)))
+        for resource, lane in execution.lanes.items()
+        if resource is not Resource.COMPUTE
+        for _ in range(min(open_requests.get(resource, 1), len(lane.left)))
     ]
     try:
         execution.run_lane(execution.lanes[Resource.COMPUTE])

@@ -21,7 +21,17 @@ from funcpipe.comm.collectives import pattern, transfers
 from funcpipe.comm.sum_pattern import Pattern
 from funcpipe.core import Resource, Routes, ScheduleKind, Streams, Sync, SyncWay, TieRoute
 from funcpipe.scheduler.late import KIND_OF_MOVE, LatePart, late_tasks, with_late
-from funcpipe.scheduler.pipeline import RECEIVES, Links, Loading, Pipeline, Tasks, find_links, stage_loads, with_loads
+from funcpipe.scheduler.pipeline import (
+    RECEIVES,
+    Links,
+    Loading,
+    Pipeline,
+    Tasks,
+    find_links,
+    stage_loads,
+    with_copies,
+    with_loads,
+)
 from funcpipe.scheduler.tasks import GETS, PUTS, RESOURCES, Kind, Lane, Task, source_of
 
 
@@ -64,7 +74,8 @@ class StepShape:
     is loaded; None means nothing. With `joint_loss`, which takes GPipe's schedule, the last stage computes the loss of
     all micro-batches at once, before their backwards. Where replicas train `alone`, they sum what training has changed
     if they meet after this step, and nothing otherwise; where parameters are in several fragments, of those in
-    `fragments`. `late` is what goes on beside the step of a meeting that began before.
+    `fragments`. `late` is what goes on beside the step of a meeting that began before. The stages in `accelerated` are
+    on accelerators, so their messages cross between device and host.
     """
 
     stages: int
@@ -82,6 +93,7 @@ class StepShape:
     meets: bool = True
     fragments: tuple[int, ...] = ()
     late: LatePart | None = None
+    accelerated: frozenset[int] = frozenset()
 
     @property
     def sums_gradients(self) -> bool:
@@ -118,7 +130,8 @@ def build_graph(shape: StepShape, *, turn: int | None = None) -> Graph:
         for replica in range(turn):
             first, place = len(tasks), dict[Task, int]()
             asked = _Asked()
-            for task, local in _tasks_of(shape, links[stage], stage, replica):
+            own = _tasks_of(shape, links[stage], stage, replica)
+            for task, local in with_copies(own) if stage in shape.accelerated else own:
                 place[task] = position = len(tasks)
                 if task.kind in GETS:
                     gets.append(position)
@@ -336,32 +349,39 @@ AHEAD = 2
 """The number of micro-batches that a stage may have received and not begun with."""
 
 
-def forward_graph(*, stages: int, replicas: int, micro_batches: int, routes: Routes) -> Graph:
-    """Return the tasks of all workers for so many micro-batches; micro-batch m belongs to replica m mod `replicas`."""
+def forward_graph(
+    *, stages: int, replicas: int, micro_batches: int, routes: Routes, accelerated: frozenset[int] = frozenset()
+) -> Graph:
+    """Return the tasks of all workers for so many micro-batches; micro-batch m belongs to replica m mod `replicas`.
+
+    Messages of the stages in `accelerated` cross between device and host.
+    """
     links = find_links(routes, stages)
     tasks: list[Task] = []
     needs: list[tuple[int, ...]] = []
     place: dict[Task, int] = {}
-
-    def add(task: Task, *needed: Task) -> Task:
-        place[task] = len(tasks)
-        tasks.append(task)
-        needs.append(tuple(place[need] for need in needed))
-        return task
-
     for stage in range(stages):
         for replica in range(replicas):
-            done: list[Task] = []
-            for m in range(replica, micro_batches, replicas):
-                room = done[-AHEAD:][:1] if len(done) >= AHEAD else []
-                gets = [
-                    add(Task(Kind.GET_ACTIVATION, stage, replica, m, producer, part), *room)
-                    for producer, part in links[stage].reads
-                ]
-                done.append(add(Task(Kind.FORWARD, stage, replica, m), *gets))
-                for part in links[stage].writes:
-                    add(Task(Kind.PUT_ACTIVATION, stage, replica, m, None, part), done[-1])
+            own = _forwards(links[stage], stage, replica, range(replica, micro_batches, replicas))
+            for task, local in with_copies(own) if stage in accelerated else own:
+                place[task] = len(tasks)
+                tasks.append(task)
+                needs.append(tuple(place[need] for need in local))
     for task, position in place.items():
         if task.kind is Kind.GET_ACTIVATION:
             needs[position] += (place[source_of(task)],)
     return Graph(tuple(tasks), tuple(needs))
+
+
+def _forwards(links: Links, stage: int, replica: int, mine: range) -> Tasks:
+    """Yield what one worker does with the micro-batches `mine` that are only evaluated."""
+    done: list[Task] = []
+    for m in mine:
+        room = tuple(done[-AHEAD:][:1]) if len(done) >= AHEAD else ()
+        gets = tuple(Task(Kind.GET_ACTIVATION, stage, replica, m, producer, part) for producer, part in links.reads)
+        for get in gets:
+            yield get, room
+        done.append(Task(Kind.FORWARD, stage, replica, m))
+        yield done[-1], gets
+        for part in links.writes:
+            yield Task(Kind.PUT_ACTIVATION, stage, replica, m, None, part), (done[-1],)

@@ -1,5 +1,9 @@
 """The way of micro-batches through one stage: their order, the transfers around them, and loading ahead of them.
 
+On an accelerator each message crosses once between its memory and the host's, on lanes of their own:
+
+    get-activation → activation-to-device → forward → activation-to-host → put-activation
+
 The order follows from how many micro-batches a stage may have in flight, with their forward begun and their backward
 not ended. No stage has fewer in flight than the stages after it, so no order here can deadlock, whatever tensors skip
 stages.
@@ -10,7 +14,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from funcpipe.core import Routes, ScheduleKind
-from funcpipe.scheduler.tasks import Kind, Task
+from funcpipe.core.choices import OPEN_UPLOADS
+from funcpipe.scheduler.tasks import Kind, Task, copy_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,9 @@ Tasks = Iterator[tuple[Task, tuple[Task, ...]]]
 
 RECEIVES = frozenset({Kind.GET_ACTIVATION, Kind.GET_GRADIENT})
 """Transfers into a stage; what one of them needs never ends before what those before it on their lane need."""
+
+SENDS = frozenset({Kind.PUT_ACTIVATION, Kind.PUT_GRADIENT})
+"""Transfers out of a stage."""
 
 BUFFERS = 2
 """The gradients that may be on their way into or out of a stage: the one its backward is working on, and one more."""
@@ -298,3 +306,32 @@ def with_loads(tasks: Tasks, loads: Sequence[tuple[Task, int]]) -> Tasks:
         yield task, needs
     for load, room in left:
         yield load, (forwards[room],) if room >= 0 else ()
+
+
+ON_HOST = OPEN_UPLOADS
+"""The messages that the host of an accelerator holds each way at most: as many as one may have requests for."""
+
+
+def with_copies(tasks: Tasks) -> Tasks:
+    """`tasks` of a worker on an accelerator, with a copy after each get and before each put of a message.
+
+    What waits for a message on the device waits for its copy. So does, for room there, the copy of another one; for
+    room on the host, a get waits for the copy `ON_HOST` before its own, and a copy for the put `ON_HOST` before its own.
+    """
+    copies: list[Task] = []
+    puts: list[Task] = []
+    begun: tuple[Task, ...] = ()
+    for task, needs in tasks:
+        needs = tuple(copy_of(need) if need.kind in RECEIVES | SENDS else need for need in needs)
+        if task.kind in RECEIVES:
+            room = tuple(need for need in needs if need.kind in (Kind.FORWARD, Kind.BACKWARD))
+            begun = tuple(need for need in needs if need not in room) or begun
+            yield task, (*begun, *copies[-ON_HOST : 1 - ON_HOST])
+            copies.append(copy_of(task))
+            yield copies[-1], (*room, task)
+        elif task.kind in SENDS:
+            yield copy_of(task), (*needs, *puts[-ON_HOST : 1 - ON_HOST])
+            puts.append(task)
+            yield task, (copy_of(task),)
+        else:
+            yield task, needs

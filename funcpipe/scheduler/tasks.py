@@ -29,6 +29,10 @@ class Kind(Enum):
     GET_ACTIVATION = "get-activation"
     PUT_GRADIENT = "put-gradient"
     GET_GRADIENT = "get-gradient"
+    ACTIVATION_TO_HOST = "activation-to-host"
+    ACTIVATION_TO_DEVICE = "activation-to-device"
+    GRADIENT_TO_HOST = "gradient-to-host"
+    GRADIENT_TO_DEVICE = "gradient-to-device"
     GET_TIED = "get-tied"
     ADD_TIED = "add-tied"
     PUT_TIED = "put-tied"
@@ -69,12 +73,18 @@ class Kind(Enum):
             return Resource.MERGE
         if self is Kind.LOAD:
             return Resource.LOAD
+        if self in (Kind.ACTIVATION_TO_HOST, Kind.GRADIENT_TO_HOST):
+            return Resource.TO_HOST
+        if self in (Kind.ACTIVATION_TO_DEVICE, Kind.GRADIENT_TO_DEVICE):
+            return Resource.TO_DEVICE
         return Resource.DOWNLOAD if self.is_get else Resource.COMPUTE
 
 
 @dataclass(frozen=True, slots=True)
 class Lane:
-    """One of the things that a worker does at the same time as the others: compute, upload, download, merge, load."""
+    """One of the things that a worker does at the same time as the others: compute, upload, download, merge, load, and
+    on an accelerator copy to the host and to the device.
+    """
 
     stage: int
     replica: int
@@ -139,6 +149,19 @@ _TASK = re.compile(
 )
 
 
+_COPIES = {
+    Kind.PUT_ACTIVATION: Kind.ACTIVATION_TO_HOST,
+    Kind.GET_ACTIVATION: Kind.ACTIVATION_TO_DEVICE,
+    Kind.PUT_GRADIENT: Kind.GRADIENT_TO_HOST,
+    Kind.GET_GRADIENT: Kind.GRADIENT_TO_DEVICE,
+}
+
+
+def copy_of(transfer: Task) -> Task:
+    """Return the copy between host and accelerator of the message that `transfer`, between stages, puts or gets."""
+    return transfer._replace(kind=_COPIES[transfer.kind])
+
+
 def source_of(get: Task) -> Task:
     """Return the put that writes the object which `get` reads."""
     assert get.peer is not None, f"{get} has no peer to read from"
@@ -170,15 +193,19 @@ class Order(Enum):
 
     A task may start once everything it needs has ended and its lane lets it. A lane serves one task at a time:
 
-    ========  ======================================================  =====================================
-    lane      which task is next                                      it has the lane
-    ========  ======================================================  =====================================
-    compute   the next in the graph's order                           from its start to its end
-    merge     the next in the graph's order                           from its start to its end
-    load      the next in the graph's order                           from its start to its end
-    upload    the first in the graph's order of those that may start  as below
-    download  the first in the graph's order whose object is there    as below
-    ========  ======================================================  =====================================
+    =========  ======================================================  =====================================
+    lane       which task is next                                      it has the lane
+    =========  ======================================================  =====================================
+    compute    the next in the graph's order                           from its start to its end
+    merge      the next in the graph's order                           from its start to its end
+    load       the next in the graph's order                           from its start to its end
+    to-host    the next in the graph's order                           from its start to its end
+    to-device  the next in the graph's order                           from its start to its end
+    upload     the first in the graph's order of those that may start  as below
+    download   the first in the graph's order whose object is there    as below
+    =========  ======================================================  =====================================
+
+    Copies cannot deadlock in the graph's order: what makes or needs them computes in that order anyway.
 
     Requests are not bodies. The requests of `SIDE_BY_SIDE` transfers are open at the same time, and each has its lane
     only while its bytes move. Any other transfer has its lane for its latency too, as in the cost model. There the
@@ -204,6 +231,8 @@ ORDERS: Mapping[Resource, Order] = {
     Resource.COMPUTE: Order.STRICT,
     Resource.MERGE: Order.STRICT,
     Resource.LOAD: Order.STRICT,
+    Resource.TO_HOST: Order.STRICT,
+    Resource.TO_DEVICE: Order.STRICT,
     Resource.UPLOAD: Order.OVERTAKING,
     Resource.DOWNLOAD: Order.ASKED,
 }

@@ -37,6 +37,8 @@ Span = tuple[str, float, float]
 def letter(task: str) -> str:
     """Return the letter for the kind of a task, which is given as text (see `LETTERS`)."""
     kind = task.partition(".")[0]
+    if kind.endswith(("-to-host", "-to-device")):
+        return ">" if kind.endswith("host") else "<"
     if kind.endswith("norm"):
         return "n"
     if any(word in kind for word in ("split", "merge", "flatten", "tied")):

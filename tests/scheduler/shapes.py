@@ -76,4 +76,5 @@ def shapes(draw: st.DrawFn) -> StepShape:
         alone=draw(st.booleans()),
         meets=draw(st.booleans()),
         fragments=draw(st.sampled_from([(), (0,), (1,), (0, 1, 2)])),
+        accelerated=frozenset(draw(st.sets(st.integers(0, stages - 1)))),
     )

@@ -20,6 +20,8 @@ def run(shape: StepShape, latency_s: float = 0.04) -> tuple[Event, ...]:
         Resource.COMPUTE: Cost(0.3),
         Resource.MERGE: Cost(0.01),
         Resource.LOAD: Cost(0.02),
+        Resource.TO_HOST: Cost(0.03),
+        Resource.TO_DEVICE: Cost(0.03),
         Resource.UPLOAD: Cost(latency_s),
         Resource.DOWNLOAD: Cost(latency_s),
     }

@@ -7,12 +7,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from funcpipe.core import Event, ScheduleKind, Sync
+from funcpipe.core import Event, Resource, ScheduleKind, Sync
 from funcpipe.scheduler.graph import StepShape, build_graph
-from funcpipe.scheduler.pipeline import BUFFERS, in_flight
+from funcpipe.scheduler.pipeline import BUFFERS, ON_HOST, RECEIVES, SENDS, in_flight
 from funcpipe.scheduler.simulator.costs import Cost
 from funcpipe.scheduler.simulator.simulate import simulate
-from funcpipe.scheduler.tasks import Kind, Task
+from funcpipe.scheduler.tasks import Kind, Task, copy_of
 from tests.scheduler.shapes import chain_routes, drawn, shapes
 
 
@@ -31,6 +31,18 @@ def most_at_once(events: list[Event], taken: Kind, freed: Kind) -> int:
     return max(itertools.accumulate(change for _, change in sorted(moments)), default=0)
 
 
+def most_on_host(events: list[Event], link: Resource) -> int:
+    """The most messages between the start of a get and the end of its copy, or of a copy and the end of its put."""
+    times = {Task.parse(event.task): (event.start_s, event.end_s) for event in events}
+    moments = []
+    for transfer, over in times.items():
+        if transfer.kind in RECEIVES | SENDS and transfer.kind.resource is link and copy_of(transfer) in times:
+            copied = times[copy_of(transfer)]
+            first, last = (over, copied) if transfer.kind.is_get else (copied, over)
+            moments += [(first[0], 1), (last[1], -1)]
+    return max(itertools.accumulate(change for _, change in sorted(moments)), default=0)
+
+
 def random_cost(task: Task, seed: int) -> Cost:
     """Some lanes are a hundred times faster than others, so that receives run as far ahead as they may."""
     fast = drawn(seed, task.stage, task.replica, task.kind.resource) < 0.5
@@ -46,10 +58,14 @@ def test_receives_and_sends_stay_within_their_bounds_whatever_the_speeds(shape: 
         for replica in range(shape.replicas):
             events = [e for e in trace.events if (e.stage, e.replica) == (stage, replica)]
             held = in_flight(shape.schedule, stage=stage, stages=shape.stages, micro_batches=mine[replica])
+            copies = stage in shape.accelerated
             assert most_at_once(events, Kind.FORWARD, Kind.BACKWARD) <= held
-            assert most_at_once(events, Kind.GET_ACTIVATION, Kind.BACKWARD) <= held + 1
-            assert most_at_once(events, Kind.GET_GRADIENT, Kind.BACKWARD) <= BUFFERS
-            assert most_at_once(events, Kind.BACKWARD, Kind.PUT_GRADIENT) <= BUFFERS
+            received = Kind.ACTIVATION_TO_DEVICE if copies else Kind.GET_ACTIVATION
+            assert most_at_once(events, received, Kind.BACKWARD) <= held + 1
+            received = Kind.GRADIENT_TO_DEVICE if copies else Kind.GET_GRADIENT
+            assert most_at_once(events, received, Kind.BACKWARD) <= BUFFERS
+            assert most_at_once(events, Kind.BACKWARD, Kind.GRADIENT_TO_HOST if copies else Kind.PUT_GRADIENT) <= BUFFERS
+            assert max(most_on_host(events, Resource.DOWNLOAD), most_on_host(events, Resource.UPLOAD)) <= ON_HOST
 
 
 @pytest.mark.parametrize("schedule", ScheduleKind)

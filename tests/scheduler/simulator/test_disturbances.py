@@ -38,7 +38,7 @@ def mixed(task: Task, seed: int) -> Cost:
     first, second, third = (drawn(seed, str(task), number) for number in range(3))
     if task.kind.resource is Resource.COMPUTE:
         return Cost(3 * first if second < 0.5 else 0.0, processors=(0.2, 0.5, 1.0)[task.stage % 3])
-    if task.kind.resource in (Resource.MERGE, Resource.LOAD):
+    if task.kind.resource not in (Resource.UPLOAD, Resource.DOWNLOAD):
         return Cost(0.1 * first)
     return Cost(0.1 * first, int(100 * second), LINKS[int(len(LINKS) * third)])
 
