@@ -128,6 +128,11 @@ class WorkerSpec(FunctionSpec):
         """The memory of its function."""
         return self.plan.stages[self.stage].memory_mb
 
+    @property
+    def accelerated(self) -> frozenset[int]:
+        """Its own stage, if that computes on an accelerator; of others it does not know."""
+        return frozenset() if self.device_memory_mb is None else frozenset({self.stage})
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReport:

@@ -19,6 +19,7 @@ from funcpipe.training.computation import Computation
 from funcpipe.training.loading import Loader
 from funcpipe.training.local_steps import LateMeeting, Meetings
 from funcpipe.training.output_cache import OutputCache
+from funcpipe.worker.message_copies import MessageCopies
 from funcpipe.worker.synchronisation import Synchronisation, result_of
 
 
@@ -53,6 +54,7 @@ class Actions:
         self._synchronisation = Synchronisation(channel, self._pattern, replica, self._key_of, computation.update_split)
         self._step = -1
         self._chunks: dict[tuple[int, int | None], GradientChunks] = {}
+        self._messages = MessageCopies(computation.device, take=self._take, receive=self._receive)
         self._meetings = meetings
         self._late: LateMeeting | None = None
         self._actions: Mapping[Kind, Callable[[Task], TaskResult]] = {
@@ -64,9 +66,13 @@ class Actions:
             Kind.GET_OUTPUTS: self._get_outputs,
             Kind.JOINT_LOSS: self._joint_loss,
             Kind.PUT_ACTIVATION: self._put_activation,
-            Kind.GET_ACTIVATION: self._get_activation,
+            Kind.GET_ACTIVATION: self._get_message,
             Kind.PUT_GRADIENT: self._put_gradient,
-            Kind.GET_GRADIENT: self._get_gradient,
+            Kind.GET_GRADIENT: self._get_message,
+            Kind.ACTIVATION_TO_HOST: self._messages.to_host,
+            Kind.ACTIVATION_TO_DEVICE: self._messages.to_device,
+            Kind.GRADIENT_TO_HOST: self._messages.to_host,
+            Kind.GRADIENT_TO_DEVICE: self._messages.to_device,
             Kind.GET_TIED: self._get_tied,
             Kind.ADD_TIED: self._add_tied,
             Kind.PUT_TIED: self._put_tied,
@@ -102,6 +108,7 @@ class Actions:
         begins = self._late is None or self._step == self._late.measured + 1
         self._chunks = {key: own for key, own in self._chunks.items() if key[1] is not None and not begins}
         self._channel.begin_step()
+        self._messages.begin()
         self._computation.begin_step(step, lambda micro_batch: self._loads.take(step.number, micro_batch))
 
     def run(self, task: Task) -> TaskResult:
@@ -201,14 +208,18 @@ class Actions:
         return TaskResult()
 
     def _put_activation(self, task: Task) -> TaskResult:
-        names = self._routes.activation[task.stage, _required(task.part)]
-        return self._put(task, self._passes.take_activations(_required(task.micro_batch), names), wire=self._plan.wire)
+        return self._put(task, self._messages.sent(task), wire=self._plan.wire)
 
     def _put_gradient(self, task: Task) -> TaskResult:
-        names = self._routes.gradient[task.stage, _required(task.peer)]
-        return self._put(
-            task, self._passes.take_gradients(_required(task.micro_batch), names), wire=self._plan.gradient_wire
-        )
+        return self._put(task, self._messages.sent(task), wire=self._plan.gradient_wire)
+
+    def _take(self, task: Task) -> Mapping[str, Tensor]:
+        """Take the message that `task` puts, or copies to the host."""
+        micro_batch = _required(task.micro_batch)
+        if task.kind in (Kind.PUT_ACTIVATION, Kind.ACTIVATION_TO_HOST):
+            names = self._routes.activation[task.stage, _required(task.part)]
+            return self._passes.take_activations(micro_batch, names)
+        return self._passes.take_gradients(micro_batch, self._routes.gradient[task.stage, _required(task.peer)])
 
     def _put_tied(self, task: Task) -> TaskResult:
         names = self._routes.tied[_required(task.part)]
@@ -228,15 +239,18 @@ class Actions:
         tensors = {name: torch.tensor(number, dtype=torch.float64) for name, number in norms.items()}
         return self._put(task, tensors, wire=Wire.FP32)
 
-    def _get_activation(self, task: Task) -> TaskResult:
+    def _get_message(self, task: Task) -> TaskResult:
         received = self._get(task)
-        self._passes.receive_activation(_required(task.micro_batch), received.tensors)
+        self._messages.got(task, received.tensors)
         return result_of(received)
 
-    def _get_gradient(self, task: Task) -> TaskResult:
-        received = self._get(task)
-        self._passes.receive_gradient(_required(task.micro_batch), _required(task.peer), received.tensors)
-        return result_of(received)
+    def _receive(self, task: Task, tensors: Mapping[str, Tensor]) -> None:
+        """Give the stage the message that `task` gets, or copies to the device."""
+        micro_batch = _required(task.micro_batch)
+        if task.kind in (Kind.GET_ACTIVATION, Kind.ACTIVATION_TO_DEVICE):
+            self._passes.receive_activation(micro_batch, tensors)
+        else:
+            self._passes.receive_gradient(micro_batch, _required(task.peer), tensors)
 
     def _get_tied(self, task: Task) -> TaskResult:
         received = self._get(task)

@@ -135,7 +135,8 @@ class StepGraphs:
         meetings: Meetings | None = None,
     ) -> None:
         """With `norms`, stages exchange the norms of their gradients in every step. With `loads`, this stage loads
-        data; what other stages load does not concern it. Between `meetings`, if given, replicas train alone.
+        data; what other stages load or copy to accelerators does not concern it. Between `meetings`, if given, replicas
+        train alone.
         """
         self._spec = spec
         self._keys = keys
@@ -200,6 +201,7 @@ class StepGraphs:
                 meets=bool(fragments),
                 fragments=fragments if plan.sync_fragments > 1 else (),
                 late=late,
+                accelerated=self._spec.accelerated,
             )
         )
         return _StepGraph(

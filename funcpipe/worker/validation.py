@@ -36,6 +36,7 @@ from funcpipe.training.loading import Loader
 from funcpipe.training.metrics import Part
 from funcpipe.training.passes import Batch
 from funcpipe.training.state import StageState
+from funcpipe.worker.message_copies import MessageCopies
 from funcpipe.worker.step_graph import message_counts
 from funcpipe.worker.step_runner import StepRunner
 
@@ -70,6 +71,7 @@ class _BatchRunner:
             keep_outputs=evaluation.keep_outputs,
             device=steps.computation.device,
         )
+        self._messages = MessageCopies(steps.computation.device, take=self._take, receive=self._receive)
 
     def adopt(self, prefix: str) -> None:
         """Leave the messages below `prefix` as they are: earlier attempts have put them."""
@@ -79,11 +81,14 @@ class _BatchRunner:
         """Run `batch` of the validation after `step` steps; `load` loads a micro-batch. Raises what `execute` does."""
         graph, own, others = self._graph(len(batch.micro_batches))
         self._channel.begin_step()
+        self._messages.begin()
         self._evaluation.begin(batch, load)
         actions: Mapping[Kind, Callable[[Task], TaskResult]] = {
             Kind.FORWARD: self._forward,
             Kind.PUT_ACTIVATION: lambda task: self._put(step, batch.number, task),
             Kind.GET_ACTIVATION: lambda task: self._get(step, batch.number, task),
+            Kind.ACTIVATION_TO_HOST: self._messages.to_host,
+            Kind.ACTIVATION_TO_DEVICE: self._messages.to_device,
         }
         execute(
             graph,
@@ -109,18 +114,22 @@ class _BatchRunner:
         return TaskResult()
 
     def _put(self, step: int, batch: int, task: Task) -> TaskResult:
+        tensors, wire = self._messages.sent(task), self._spec.plan.wire
+        return TaskResult(self._channel.put(self._key(step, batch, task), tensors, wire=wire))
+
+    def _take(self, task: Task) -> dict[str, Tensor]:
         assert task.micro_batch is not None
         assert task.part is not None
-        tensors: dict[str, Tensor] = self._evaluation.take_activations(
-            task.micro_batch, self._names[task.stage, task.part]
-        )
-        return TaskResult(self._channel.put(self._key(step, batch, task), tensors, wire=self._spec.plan.wire))
+        return self._evaluation.take_activations(task.micro_batch, self._names[task.stage, task.part])
 
     def _get(self, step: int, batch: int, task: Task) -> TaskResult:
-        assert task.micro_batch is not None
         received = self._channel.get(self._key(step, batch, source_of(task)))
-        self._evaluation.receive_activation(task.micro_batch, received.tensors)
+        self._messages.got(task, received.tensors)
         return TaskResult(received.payload_bytes, received.waited_s)
+
+    def _receive(self, task: Task, tensors: Mapping[str, Tensor]) -> None:
+        assert task.micro_batch is not None
+        self._evaluation.receive_activation(task.micro_batch, tensors)
 
     def _key(self, step: int, batch: int, put: Task) -> str:
         return self._keys.batch_message(worker_name(put.stage, put.replica), step, batch, str(put))
@@ -129,7 +138,11 @@ class _BatchRunner:
         if micro_batches not in self._made:
             plan, spec = self._spec.plan, self._spec
             graph = forward_graph(
-                stages=len(plan.stages), replicas=plan.replicas, micro_batches=micro_batches, routes=self._routes
+                stages=len(plan.stages),
+                replicas=plan.replicas,
+                micro_batches=micro_batches,
+                routes=self._routes,
+                accelerated=spec.accelerated,
             )
             mine = graph.of_worker(spec.stage, spec.replica)
             others = [task for task in graph.tasks if (task.stage, task.replica) != (spec.stage, spec.replica)]
