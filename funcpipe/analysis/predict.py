@@ -17,6 +17,7 @@ from funcpipe.core import (
     ModelProfile,
     Plan,
     PlatformSpec,
+    Resource,
     Routes,
     Trace,
     Wire,
@@ -42,7 +43,7 @@ from funcpipe.scheduler.simulator.disturbances import UNDISTURBED, Disturbances
 from funcpipe.scheduler.simulator.folded_graph import FoldedGraph
 from funcpipe.scheduler.simulator.request_queues import BURST_S, StepLimits
 from funcpipe.scheduler.simulator.simulate import play_folded
-from funcpipe.scheduler.tasks import GETS, PUTS, Kind, Task
+from funcpipe.scheduler.tasks import GETS, PUTS, RESOURCES, Kind, Task
 
 _NORM_BYTES = 8
 
@@ -53,6 +54,9 @@ _SUMS = frozenset(
     }
 )
 """The tasks that move sums of gradients, which the cost model counts with the synchronisation."""
+
+_OUTPUTS = frozenset({Kind.PUT_OUTPUTS, Kind.GET_OUTPUTS})
+"""The tasks that also copy what they move between host and accelerator."""
 
 
 def predict(
@@ -89,7 +93,7 @@ def forecast(
     `clipped`, gradients are clipped by their norm, so all stages exchange norms before they update. Raises PlanError
     unless plan, profile and platform belong together.
     """
-    shape = step_shape(plan, profile, clipped=clipped, meets=meets, fragment=fragment, beside=beside)
+    shape = step_shape(plan, profile, spec, clipped=clipped, meets=meets, fragment=fragment, beside=beside)
     folded = FoldedGraph.of(shape)
     costs = costs_of(folded.graph, task_cost(plan, profile, spec, meets=meets), uniform=True)
     caps = tuple(spec.store(name).shared_bytes_s for name in _stores_of(plan))
@@ -191,6 +195,7 @@ def _stores_of(plan: Plan) -> tuple[str, ...]:
 def step_shape(
     plan: Plan,
     profile: ModelProfile,
+    spec: PlatformSpec,
     *,
     clipped: bool = False,
     meets: bool = True,
@@ -219,6 +224,7 @@ def step_shape(
         fragments=(fragment,) if plan.trains_locally and plan.sync_fragments > 1 else (),
         norms=clipped or plan.gradient_wire is Wire.FP16 or plan.precision.scales_loss,
         loading=_loading(plan, profile),
+        accelerated=frozenset(number for number, stage in enumerate(plan.stages) if spec.accelerates(stage.size)),
     )
 
 
@@ -246,7 +252,7 @@ def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec, *, meets: b
     processors = loads.processors.tolist()
     names = _stores_of(plan)
     stores = [alone.store(name) for name in names]
-    links = [(crossing_link(loads, store, plan.workers), link(loads, store, plan.workers)) for store in stores]
+    links = [(link(loads, store, plan.workers), crossing_link(loads, store, plan.workers)) for store in stores]
     crossing = sum_crossing(loads, setting)
     crossing_s = crossing.tied_s + (crossing.summed_s / max(setting.delay, 1) if sums else 0.0)
 
@@ -266,12 +272,15 @@ def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec, *, meets: b
         if task.kind is Kind.UPDATE:
             read_s = rounding[task.stage].read_s if sums else 0.0
             return Cost(read_s + float(crossing_s[task.stage]), processors=processors[task.stage])
-        if not (task.kind.is_put or task.kind.is_get):
+        if RESOURCES[task.kind] in (Resource.TO_HOST, Resource.TO_DEVICE):
+            size = payload(task)
+            return Cost(float(size / loads.host_device_bytes_s[task.stage]), size)
+        if not _is_request(task):
             return Cost(0.0)
         size = payload(task)
         encode_s = rounding[task.stage].encode_s * size if task.kind is Kind.PUT_SPLIT else 0.0
         number = names.index(_store_of(task, plan))
-        bytes_s = links[number][task.kind in _SUMS][0 if task.kind.is_put else 1]
+        bytes_s = links[number][task.kind in _OUTPUTS][0 if task.kind.is_put else 1]
         poll_s = stores[number].poll_s if task.kind.is_get else 0.0
         return Cost(stores[number].latency_s + encode_s, size, float(bytes_s[task.stage]), number, poll_s=poll_s)
 
@@ -372,6 +381,14 @@ def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
                 return plan.gradient_wire.ratio * gradients[task.stage, peer]
             case Kind.GET_GRADIENT, int(peer), None:
                 return plan.gradient_wire.ratio * gradients[peer, task.stage]
+            case Kind.ACTIVATION_TO_HOST, None, int(part):
+                return activations[task.stage, part]
+            case Kind.ACTIVATION_TO_DEVICE, int(peer), int(part):
+                return activations[peer, part]
+            case Kind.GRADIENT_TO_HOST, int(peer), None:
+                return gradients[task.stage, peer]
+            case Kind.GRADIENT_TO_DEVICE, int(peer), None:
+                return gradients[peer, task.stage]
             case Kind.PUT_TIED | Kind.GET_TIED | Kind.PUT_TIED_SUM | Kind.GET_TIED_SUM, _, int(part):
                 return routes.ties[part % len(routes.ties)].payload_bytes
             case Kind.PUT_OUTPUTS | Kind.GET_OUTPUTS, _, None:

@@ -30,7 +30,8 @@ class DeviceMemory:
 class StageEstimate:
     """The prediction for one stage: a function's memory by purpose, and each lane's seconds for one micro-batch.
 
-    On a function with an accelerator that is the memory of the host, and `device` that of the accelerator.
+    On a function with an accelerator that is the memory of the host, and `device` that of the accelerator; messages
+    are copied between the two on lanes of their own.
 
     `joint_s` is what the exchange of outputs for a joint loss takes, once an iteration. Where replicas train alone,
     `sync_s` is a step's share of a meeting.
@@ -51,6 +52,10 @@ class StageEstimate:
     data_bytes: int = 0
     joint_s: float = 0.0
     device: DeviceMemory | None = field(default=None, metadata=IF_CHANGED)
+    forward_to_host_s: float = field(default=0.0, metadata=IF_CHANGED)
+    forward_to_device_s: float = field(default=0.0, metadata=IF_CHANGED)
+    backward_to_host_s: float = field(default=0.0, metadata=IF_CHANGED)
+    backward_to_device_s: float = field(default=0.0, metadata=IF_CHANGED)
 
     @property
     def memory_bytes(self) -> int:

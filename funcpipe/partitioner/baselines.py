@@ -134,6 +134,8 @@ def _balanced(problem: Problem, graph: StageGraph, setting: Setting) -> Iterator
         lanes.forward_s + lanes.backward_s,
         lanes.forward_upload_s + lanes.backward_upload_s,
         lanes.forward_download_s + lanes.backward_download_s,
+        lanes.forward_to_host_s + lanes.backward_to_host_s,
+        lanes.forward_to_device_s + lanes.backward_to_device_s,
         sync_s,
     ]
     slowest_s = np.max(np.stack([np.broadcast_to(some, busy[0].shape) for some in busy]), axis=0)

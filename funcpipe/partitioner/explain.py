@@ -70,6 +70,8 @@ class StageExplanation:
     meeting_bytes: int = 0
     message_bytes: int = 0
     device: DeviceMemory | None = None
+    to_host_s: float = 0.0
+    to_device_s: float = 0.0
 
     @property
     def needs_bytes(self) -> int:
@@ -188,6 +190,8 @@ def _stage(plan: Plan, number: int, problem: Problem) -> StageExplanation:
         load_s=each * estimate.load_s,
         data_bytes=estimate.data_bytes,
         meeting_bytes=meetings,
+        to_host_s=each * (estimate.forward_to_host_s + estimate.backward_to_host_s),
+        to_device_s=each * (estimate.forward_to_device_s + estimate.backward_to_device_s),
     )
 
 

@@ -119,9 +119,10 @@ def _stage_lines(number: int, stage: StageExplanation, unit: str) -> Iterator[st
         on_device = {"context": device.context_bytes, **held, **computed}
         yield f"  GPU      {device.needs_bytes / MB:.0f} of {device.has_bytes / MB:.0f} MB = {_sum_of(on_device)}"
     load = f"load {stage.load_s:.3g} s, " if stage.load_s else ""
+    copies = "" if device is None else f"to host {stage.to_host_s:.3g} s, to GPU {stage.to_device_s:.3g} s, "
     yield (
         f"  lanes    {load}compute {stage.compute_s:.3g} s, upload {stage.upload_s:.3g} s, "
-        f"download {stage.download_s:.3g} s, then synchronisation {stage.sync_s:.3g} s"
+        f"download {stage.download_s:.3g} s, {copies}then synchronisation {stage.sync_s:.3g} s"
     )
     if stage.smaller is None:
         yield "  smaller  there is no smaller size"

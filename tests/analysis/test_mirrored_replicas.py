@@ -144,7 +144,7 @@ def test_a_forecast_has_the_events_of_all_replicas_each_played(
     model, spec = profile(len(plan.stages), megabytes), replace(LAMBDA, **limits, **shared)  # type: ignore[arg-type]
     fragment = fragment % plan.sync_fragments
     found = forecast(plan, model, spec, meets=meets, fragment=fragment)
-    shape = step_shape(plan, model, meets=meets, fragment=fragment)
+    shape = step_shape(plan, model, spec, meets=meets, fragment=fragment)
     expected = all_played(plan, model, spec, shape, meets=meets)
     assert found.duration_s == expected.duration_s
     assert found.trace(run="r") == expected.trace(run="r")

@@ -278,6 +278,8 @@ def _bottleneck(lanes: Lanes, sync_s: Array, loads: Loads, setting: Setting) -> 
         "compute": each * (lanes.forward_s + lanes.backward_s),
         "upload": each * (lanes.forward_upload_s + lanes.backward_upload_s),
         "download": each * (lanes.forward_download_s + lanes.backward_download_s),
+        "copying to the host": each * (lanes.forward_to_host_s + lanes.backward_to_host_s),
+        "copying to the GPU": each * (lanes.forward_to_device_s + lanes.backward_to_device_s),
         "synchronisation": sync_s,
         "exchange of outputs": lanes.joint_s,
         "load": setting.loading_s * loads.loads_data,
@@ -319,6 +321,10 @@ def _stage_estimates(
             load_s=float(load_s[i]),
             data_bytes=int(memory.data_bytes[i]),
             device=_device_memory(memory, loads, i),
+            forward_to_host_s=float(lanes.forward_to_host_s[i]),
+            forward_to_device_s=float(lanes.forward_to_device_s[i]),
+            backward_to_host_s=float(lanes.backward_to_host_s[i]),
+            backward_to_device_s=float(lanes.backward_to_device_s[i]),
         )
         for i in range(len(sync_s))
     )

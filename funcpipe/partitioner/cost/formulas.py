@@ -1,8 +1,13 @@
 """The costs of each stage, element by element: seconds of its lanes, bytes of its function, and all that it costs.
 
-A micro-batch passes three lanes of a stage, each of which holds one at a time, forward and then backward:
+A micro-batch passes three lanes of a stage, each of which holds one at a time, forward and then backward; on an
+accelerator it passes two more, the bus to the device and to the host:
 
     download ──> compute ──> upload          lanes of different micro-batches overlap
+    download ──> to device ──> compute ──> to host ──> upload
+
+Messages cross the bus as they are computed, before they are rounded for the wire. What else crosses has no lane of its
+own: sums of replicas (`sum_crossing`), and outputs for a joint loss (`crossing_link`).
 
 The memory of a function at its peak is base + state + activations + waste + data.
 
@@ -21,6 +26,7 @@ the momentum for a checkpoint, and each message twice: pinned, and as it travels
 there are no messages; then a file of a checkpoint, 64 MB at most, is there twice while it is written.
 """
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -51,7 +57,8 @@ class Lanes:
     """Seconds that one micro-batch takes on each lane of each stage.
 
     `joint_s` passes once, between the last forward and the first backward: `joint_times`. A message that is waited for
-    is found late, by `forward_found_s` or `backward_found_s`; where a lane is the slowest, messages wait for it.
+    is found late, by `forward_found_s` or `backward_found_s`; where a lane is the slowest, messages wait for it. The
+    lanes of the bus take no time on functions without an accelerator.
     """
 
     forward_s: Array
@@ -63,53 +70,64 @@ class Lanes:
     joint_s: Array
     forward_found_s: Array
     backward_found_s: Array
+    forward_to_host_s: Array
+    forward_to_device_s: Array
+    backward_to_host_s: Array
+    backward_to_device_s: Array
 
     @property
     def forward_sum_s(self) -> Array:
         """Of the forward pass, all lanes one after the other."""
-        return self.forward_s + self.forward_upload_s + self.forward_found_s + self.forward_download_s
+        links_s = self.forward_s + self.forward_upload_s + self.forward_found_s + self.forward_download_s
+        return links_s + self.forward_to_host_s + self.forward_to_device_s
 
     @property
     def backward_sum_s(self) -> Array:
         """Of the backward pass, all lanes one after the other; the first of all waits for the loss of all."""
         messages_s = self.backward_upload_s + self.backward_found_s + self.backward_download_s
-        return self.joint_s + self.backward_s + messages_s
+        return self.joint_s + self.backward_s + messages_s + self.backward_to_host_s + self.backward_to_device_s
 
     @property
     def round_s(self) -> Array:
         """From the start of a forward to the end of its backward, without what happens at later stages."""
         messages_s = self.forward_upload_s + self.backward_found_s + self.backward_download_s
-        return self.forward_s + messages_s + self.backward_s
+        return self.forward_s + messages_s + self.backward_s + self.forward_to_host_s + self.backward_to_device_s
 
     def slowest(self, schedule: ScheduleKind) -> tuple[Array, Array]:
         """The slowest lane of the forward and of the backward pass.
 
         Where a stage runs forwards and backwards in turn, it is the slowest lane of both together and counts forward.
         """
-        upload_s, download_s = self.forward_upload_s, self.forward_download_s
+        forward = [self.forward_s, self.forward_upload_s, self.forward_download_s]
+        forward += [self.forward_to_host_s, self.forward_to_device_s]
+        backward = [self.backward_s, self.backward_upload_s, self.backward_download_s]
+        backward += [self.backward_to_host_s, self.backward_to_device_s]
         if schedule is ScheduleKind.GPIPE:
-            backward_lanes = np.maximum(self.backward_upload_s, self.backward_download_s)
-            forward_lane_s = np.maximum(np.maximum(self.forward_s, upload_s), download_s)
-            return forward_lane_s, np.maximum(self.backward_s, backward_lanes)
-        compute_s = self.forward_s + self.backward_s
-        links_s = np.maximum(upload_s + self.backward_upload_s, download_s + self.backward_download_s)
-        return np.maximum(compute_s, links_s), np.zeros_like(compute_s)
+            return functools.reduce(np.maximum, forward), functools.reduce(np.maximum, backward)
+        both = functools.reduce(np.maximum, map(np.add, forward, backward))
+        return both, np.zeros_like(both)
 
 
 def crossing_link(loads: Loads, store: StoreSpec, workers: int) -> tuple[Array, Array]:
-    """Bytes per second, as `link` has them, of messages between a stage's accelerator and `store`.
+    """Bytes per second, as `link` has them, of outputs for a joint loss between a stage's accelerator and `store`.
 
-    A message crosses between device and host, then between host and store: a byte takes the sum of both, as each lane
-    does one after the other. By hand: 60 MB/s of a link and 12,000 MB/s of a bus are 59.7 MB/s.
+    They cross between device and host, then between host and store: a byte takes the sum of both, as one task does
+    both. By hand: 60 MB/s of a link and 12,000 MB/s of a bus are 59.7 MB/s.
     """
     up, down = link(loads, store, workers)
     return up / (1 + up / loads.host_device_bytes_s), down / (1 + down / loads.host_device_bytes_s)
 
 
 def lane_times(loads: Loads, setting: Setting, *, workers: int) -> Lanes:
-    """Seconds of one micro-batch on each lane; `workers` functions share the store of messages."""
+    """Seconds of one micro-batch on each lane; `workers` functions share the store of messages.
+
+    By hand, on an accelerator with a bus of 30 MB/s and a link of 60 MB/s: 6 MB are on the way to the host for 0.2 s,
+    and on their way up, in 16 bits, for 0.05 s and a latency. The lane of the bus sets the pace, and a micro-batch
+    passes both.
+    """
     store, traffic = setting.message_store, loads.traffic
-    up, down = crossing_link(loads, store, workers)
+    up, down = link(loads, store, workers)
+    bus = loads.host_device_bytes_s
     ratio, ratio_back, latency_s = setting.wire_ratio, setting.back_wire_ratio, store.latency_s
     late_s = found_late_s(store.poll_s, 1)
     pace = pace_of(store, setting.replicas, workers)
@@ -131,9 +149,13 @@ def lane_times(loads: Loads, setting: Setting, *, workers: int) -> Lanes:
         backward_download_s=moved_s(
             ratio_back * traffic.backward_in_bytes, traffic.backward_in_objects, down, pace.get_s
         ),
-        joint_s=joint_times(loads, setting, up, down, pace),
+        joint_s=joint_times(loads, setting, *crossing_link(loads, store, workers), pace),
         forward_found_s=late_s * (traffic.forward_in_objects > 0),
         backward_found_s=late_s * (traffic.backward_in_objects > 0),
+        forward_to_host_s=traffic.forward_out_bytes / bus,
+        forward_to_device_s=traffic.forward_in_bytes / bus,
+        backward_to_host_s=traffic.backward_out_bytes / bus,
+        backward_to_device_s=traffic.backward_in_bytes / bus,
     )
 
 
