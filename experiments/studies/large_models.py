@@ -226,7 +226,7 @@ def plan_only(
         small = replace(spec, sizes=tuple(sizes))
         plan = pipe.optimize(global_batch=8, replicas=1, spec=small)
         show_plan(plan, profile)
-        gpu_lanes.draw(predict(plan, profile, small), plan, small, figure)
+        gpu_lanes.draw(predict(plan, profile, small), plan, figure)
 
 
 def show_plan(plan: Plan, profile: ModelProfile) -> None:

@@ -367,28 +367,22 @@ def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
     routes = _routes(plan, profile)
     activations = {(route.producer, part): route.payload_bytes for part, route in routes.numbered_activations()}
     gradients = {(route.consumer, route.producer): route.payload_bytes for route in routes.gradients}
+    ratios = dict.fromkeys((Kind.PUT_ACTIVATION, Kind.GET_ACTIVATION), plan.wire.ratio)
+    ratios |= dict.fromkeys((Kind.PUT_GRADIENT, Kind.GET_GRADIENT), plan.gradient_wire.ratio)
     fragments = plan.sync_fragments if plan.trains_locally else 1
     summed = [profile.summed_bytes(stage.first, stage.stop) / fragments for stage in plan.stages]
     patterns = [pattern_of(plan, stage) for stage in range(len(plan.stages))]
 
     def payload(task: Task) -> float:
         match task.kind, task.peer, task.part:
-            case Kind.PUT_ACTIVATION, None, int(part):
-                return plan.wire.ratio * activations[task.stage, part]
-            case Kind.GET_ACTIVATION, int(peer), int(part):
-                return plan.wire.ratio * activations[peer, part]
-            case Kind.PUT_GRADIENT, int(peer), None:
-                return plan.gradient_wire.ratio * gradients[task.stage, peer]
-            case Kind.GET_GRADIENT, int(peer), None:
-                return plan.gradient_wire.ratio * gradients[peer, task.stage]
-            case Kind.ACTIVATION_TO_HOST, None, int(part):
-                return activations[task.stage, part]
-            case Kind.ACTIVATION_TO_DEVICE, int(peer), int(part):
-                return activations[peer, part]
-            case Kind.GRADIENT_TO_HOST, int(peer), None:
-                return gradients[task.stage, peer]
-            case Kind.GRADIENT_TO_DEVICE, int(peer), None:
-                return gradients[peer, task.stage]
+            case Kind.PUT_ACTIVATION | Kind.ACTIVATION_TO_HOST, None, int(part):
+                return ratios.get(task.kind, 1.0) * activations[task.stage, part]
+            case Kind.GET_ACTIVATION | Kind.ACTIVATION_TO_DEVICE, int(peer), int(part):
+                return ratios.get(task.kind, 1.0) * activations[peer, part]
+            case Kind.PUT_GRADIENT | Kind.GRADIENT_TO_HOST, int(peer), None:
+                return ratios.get(task.kind, 1.0) * gradients[task.stage, peer]
+            case Kind.GET_GRADIENT | Kind.GRADIENT_TO_DEVICE, int(peer), None:
+                return ratios.get(task.kind, 1.0) * gradients[peer, task.stage]
             case Kind.PUT_TIED | Kind.GET_TIED | Kind.PUT_TIED_SUM | Kind.GET_TIED_SUM, _, int(part):
                 return routes.ties[part % len(routes.ties)].payload_bytes
             case Kind.PUT_OUTPUTS | Kind.GET_OUTPUTS, _, None:

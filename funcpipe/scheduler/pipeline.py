@@ -315,8 +315,8 @@ ON_HOST = OPEN_UPLOADS
 def with_copies(tasks: Tasks) -> Tasks:
     """`tasks` of a worker on an accelerator, with a copy after each get and before each put of a message.
 
-    What waits for a message on the device waits for its copy. So does, for room there, the copy of another one; for
-    room on the host, a get waits for the copy `ON_HOST` before its own, and a copy for the put `ON_HOST` before its own.
+    What waits for a message, or for room on the device, waits for copies. For room on the host, a get waits for the
+    copy `ON_HOST` messages before, and a copy for the put `ON_HOST` messages before.
     """
     copies: list[Task] = []
     puts: list[Task] = []

@@ -1,9 +1,12 @@
 """Functions with accelerators: two memories, copies between host and device, and seconds by published rates."""
 
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from funcpipe.analysis.predict import predict
 from funcpipe.core import (
@@ -16,6 +19,7 @@ from funcpipe.core import (
     PlatformSpec,
     Precision,
     Recompute,
+    Resource,
     ScheduleKind,
     Stage,
     Sync,
@@ -44,9 +48,10 @@ T4 = Accelerator(
 )
 
 
-def gpu_size(name: str, *, memory_mb: int, device_mb: int, **changes: float) -> FunctionSize:
+def gpu_size(name: str, *, memory_mb: int, device_mb: int, bus_gb_s: float = 12.0, **changes: float) -> FunctionSize:
     values = {"vcpu": 4.0, "upload_bytes_s": 6e7, "download_bytes_s": 6e7, "price_usd_s": 1e-4} | changes
-    return FunctionSize(name=name, memory_mb=memory_mb, accelerator=replace(T4, memory_mb=device_mb), **values)
+    device = replace(T4, memory_mb=device_mb, host_device_gb_s=bus_gb_s)
+    return FunctionSize(name=name, memory_mb=memory_mb, accelerator=device, **values)
 
 
 def gpu_platform(*gpus: FunctionSize, cpus: int = 1) -> PlatformSpec:
@@ -54,10 +59,6 @@ def gpu_platform(*gpus: FunctionSize, cpus: int = 1) -> PlatformSpec:
     spec = platform(max(cpus, 1))
     sizes = (*spec.sizes[:cpus], *gpus)
     return replace(spec, sizes=tuple(sorted(sizes, key=lambda size: size.memory_mb)))
-
-
-def slow_bus(size: FunctionSize) -> FunctionSize:
-    return replace(size, accelerator=None if size.accelerator is None else replace(T4, host_device_gb_s=0.03))
 
 
 def two_layers(spec: PlatformSpec, *, sent_bytes: int = 10) -> ModelProfile:
@@ -107,7 +108,7 @@ def two_stages(spec: PlatformSpec, *, replicas: int = 1, micro_batches: int = 1,
     return replace(plan, **changes)  # type: ignore[arg-type]
 
 
-SLOW = gpu_platform(slow_bus(gpu_size("gpu", memory_mb=4096, device_mb=4096)), cpus=0)
+SLOW = gpu_platform(gpu_size("gpu", memory_mb=16384, device_mb=16384, bus_gb_s=0.03), cpus=0)
 """Whose GPU has a bus half as fast as its link."""
 
 
@@ -213,12 +214,18 @@ def test_a_plan_is_refused_that_lacks_either_memory(memory_mb: int, device_mb: i
 
 
 def test_a_message_crosses_the_bus_and_then_the_link() -> None:
-    """By hand: 6 MB take 0.1 s at 60 MB/s, 0.0005 s at 12 GB/s, and a latency; a gradient and its sum 0.0005 s each."""
+    """By hand: 6 MB take 0.0005 s at 12 GB/s, then 0.1 s at 60 MB/s and a latency, half of that in 16 bits; a gradient
+    and its sum take 0.0005 s each.
+    """
     spec = gpu_platform(gpu_size("gpu", memory_mb=4096, device_mb=4096))
     profile = two_layers(spec, sent_bytes=6_000_000)
-    first, last = evaluate(two_stages(spec), profile, spec).stages
-    assert first.forward_upload_s == pytest.approx(0.04 + 0.1 + 0.0005)
-    assert last.forward_download_s == pytest.approx(0.04 + 0.1 + 0.0005)
+    for wire, link_s in ((Wire.FP32, 0.1), (Wire.BF16, 0.05)):
+        first, last = evaluate(two_stages(spec, wire=wire), profile, spec).stages
+        assert (first.forward_to_host_s, first.forward_upload_s) == pytest.approx((0.0005, 0.04 + link_s))
+        assert (last.forward_download_s, last.forward_to_device_s) == pytest.approx((0.04 + link_s, 0.0005))
+        assert (last.backward_to_host_s, last.backward_upload_s) == pytest.approx((0.0005, 0.04 + link_s))
+        assert (first.backward_download_s, first.backward_to_device_s) == pytest.approx((0.04 + link_s, 0.0005))
+        assert not first.forward_to_device_s + first.backward_to_host_s + last.forward_to_host_s
     large = replace(profile, layers=tuple(replace(layer, parameter_bytes=6_000_000) for layer in profile.layers))
     on_cpu = replace(spec, sizes=tuple(replace(size, accelerator=None) for size in spec.sizes))
     crossed, plain = (evaluate(two_stages(spec, replicas=2), large, one).stages[0].sync_s for one in (spec, on_cpu))
@@ -234,17 +241,56 @@ def test_the_simulated_plan_takes_the_seconds_of_the_closed_form(replicas: int) 
     assert predict(plan, profile, SLOW).duration_s == pytest.approx(expected.iteration_s, rel=1e-9)
 
 
-@pytest.mark.parametrize("schedule", list(ScheduleKind))
-def test_a_bus_does_to_messages_what_a_slower_link_does(schedule: ScheduleKind) -> None:
-    """By hand: 60 MB/s, then 30 MB/s on the bus, are 20 MB/s; in the closed form and in the simulator."""
+@pytest.mark.parametrize(
+    ("schedule", "micro_batches", "expected_s"),
+    [
+        (ScheduleKind.GPIPE, 4, 8.08 + 3 * 2 + 10.08 + 3 * 2),
+        (ScheduleKind.ONE_F_ONE_B, 2, 8.08 + 10.08 + 3),
+        (ScheduleKind.EAGER_ONE_F_ONE_B, 4, 8.08 + 10.08 + 3 * 18.16 / 3),
+    ],
+)
+def test_link_bus_and_computation_work_beside_each_other(
+    schedule: ScheduleKind, micro_batches: int, expected_s: float
+) -> None:
+    """By hand: 60 MB take 2 s of the bus and 1.04 s of the link, on either side of the store; forwards take 1 s,
+    backwards 2 s. So a micro-batch is there after 1 + 2 + 1.04 + 1.04 + 2 + 1 = 8.08 s, and back 10.08 s later. Under
+    GPipe the others follow at the pace of the bus each way. Under 1F1B the second one follows by the 3 s that a stage
+    computes; under eager 1F1B the first stage holds 3, so the fourth starts when the first is back, and the pace is a
+    third of that.
+    """
     profile = two_layers(SLOW, sent_bytes=60_000_000)
-    plan = two_stages(SLOW, micro_batches=4, schedule=schedule)
-    sizes = (replace(size, accelerator=None, upload_bytes_s=2e7, download_bytes_s=2e7) for size in SLOW.sizes)
-    slower = replace(SLOW, sizes=tuple(sizes))
-    on_gpu, on_cpu = (evaluate(plan, profile, spec).iteration_s for spec in (SLOW, slower))
-    assert on_gpu == pytest.approx(on_cpu, rel=1e-9)
-    played = [predict(plan, profile, spec).duration_s for spec in (SLOW, slower)]
-    assert played[0] == pytest.approx(played[1], rel=1e-9)
+    plan = two_stages(SLOW, micro_batches=micro_batches, schedule=schedule)
+    assert evaluate(plan, profile, SLOW).iteration_s == pytest.approx(expected_s, rel=1e-9)
+    assert predict(plan, profile, SLOW).duration_s == pytest.approx(expected_s, rel=1e-9)
+
+
+BUSES_GB_S = (0.01, 0.03, 0.1, 12.0)
+
+
+@given(st.data())
+def test_a_chain_takes_exactly_the_time_of_the_cost_model_whatever_its_buses(data: st.DataObject) -> None:
+    gpus = (
+        gpu_size(f"gpu{i}", memory_mb=8192, device_mb=8192, bus_gb_s=data.draw(st.sampled_from(BUSES_GB_S)))
+        for i in range(2)
+    )
+    spec = gpu_platform(*gpus, cpus=1)
+    layers = data.draw(st.integers(1, 5))
+    profile = chain(layers, len(spec.sizes), data.draw(st.integers(0, 99)))
+    tensors = tuple(replace(tensor, backward_bytes=tensor.forward_bytes) for tensor in profile.tensors)
+    profile = replace(profile, sizes=tuple(size.name for size in spec.sizes), tensors=tensors)
+    sizes = data.draw(st.lists(st.sampled_from(spec.sizes), min_size=layers, max_size=layers))
+    stages = tuple(Stage(first=i, stop=i + 1, size=size.name, memory_mb=size.memory_mb) for i, size in enumerate(sizes))
+    wire, micro_batches = data.draw(st.sampled_from([Wire.FP32, Wire.BF16])), data.draw(st.integers(1, 8))
+    plan = replace(two_stages(spec), stages=stages, micro_batch=4, global_batch=4 * micro_batches, wire=wire)
+    predicted = predict(plan, profile, spec)
+    assert predicted.duration_s == pytest.approx(evaluate(plan, profile, spec).iteration_s, rel=1e-9)
+    crossing = Counter(event.lane for event in predicted.events)
+    on_gpu = [spec.accelerates(stage.size) for stage in stages]
+    for lane, sending, receiving in (
+        (Resource.TO_HOST, on_gpu[:-1], on_gpu[1:]),
+        (Resource.TO_DEVICE, on_gpu[1:], on_gpu[:-1]),
+    ):
+        assert crossing[lane] == micro_batches * (sum(sending) + sum(receiving))
 
 
 CASES = {
@@ -254,12 +300,15 @@ CASES = {
 }
 
 
+@pytest.mark.parametrize("bus_gb_s", [12.0, 0.03])
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("seed", range(3))
-def test_the_search_finds_the_best_of_all_plans_on_functions_with_and_without_gpus(case: str, seed: int) -> None:
+def test_the_search_finds_the_best_of_all_plans_on_functions_with_and_without_gpus(
+    case: str, seed: int, bus_gb_s: float
+) -> None:
     gpus = (
-        gpu_size("gpu", **CASES[case], price_usd_s=2e-5 * (1 + seed)),
-        gpu_size("small", memory_mb=4096, device_mb=900),
+        gpu_size("gpu", **CASES[case], price_usd_s=2e-5 * (1 + seed), bus_gb_s=bus_gb_s),
+        gpu_size("small", memory_mb=4096, device_mb=900, bus_gb_s=3 * bus_gb_s),
     )
     spec = gpu_platform(*gpus, cpus=1 + seed % 2)
     profile = chain(3 if seed % 2 else 4, len(spec.sizes), seed)

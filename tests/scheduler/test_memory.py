@@ -64,7 +64,9 @@ def test_receives_and_sends_stay_within_their_bounds_whatever_the_speeds(shape: 
             assert most_at_once(events, received, Kind.BACKWARD) <= held + 1
             received = Kind.GRADIENT_TO_DEVICE if copies else Kind.GET_GRADIENT
             assert most_at_once(events, received, Kind.BACKWARD) <= BUFFERS
-            assert most_at_once(events, Kind.BACKWARD, Kind.GRADIENT_TO_HOST if copies else Kind.PUT_GRADIENT) <= BUFFERS
+            assert (
+                most_at_once(events, Kind.BACKWARD, Kind.GRADIENT_TO_HOST if copies else Kind.PUT_GRADIENT) <= BUFFERS
+            )
             assert max(most_on_host(events, Resource.DOWNLOAD), most_on_host(events, Resource.UPLOAD)) <= ON_HOST
 
 
