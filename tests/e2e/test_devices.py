@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -13,7 +14,19 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from funcpipe.client.follow.launch import upload
-from funcpipe.core import MB, FaultTolerance, Plan, Precision, ScheduleKind, Sync, Validation, Wire, WorkerReport
+from funcpipe.core import (
+    MB,
+    Events,
+    FaultTolerance,
+    Plan,
+    Precision,
+    Resource,
+    ScheduleKind,
+    Sync,
+    Validation,
+    Wire,
+    WorkerReport,
+)
 from funcpipe.core.settings import DEFAULT_FAULTS
 from funcpipe.platforms.base import Invoked
 from funcpipe.runstate.documents import get_document
@@ -35,6 +48,7 @@ adamw = partial(torch.optim.AdamW, lr=0.01)
 Tensors = Mapping[str, Tensor]
 
 WIDE, CLASSES = 8, 3
+BUS = (Resource.TO_HOST, Resource.TO_DEVICE)
 
 
 def small() -> nn.Module:
@@ -172,7 +186,12 @@ def test_gradients_are_clipped_to_the_norm_over_all_stages() -> None:
 
 
 @pytest.mark.parametrize(
-    "last", [r"s0\.r0/00000001/put-act", pytest.param(r"s1\.r1/00000001/put-split", marks=pytest.mark.long)]
+    "last",
+    [
+        r"s0\.r0/00000001/put-act",
+        r"s1\.r0/00000001/put-grad",
+        pytest.param(r"s1\.r1/00000001/put-split", marks=pytest.mark.long),
+    ],
 )
 @on_stand_in
 def test_a_worker_that_dies_goes_on_from_its_checkpoint(last: str) -> None:
@@ -268,6 +287,21 @@ def test_a_step_copies_what_the_graph_says(replicas: int) -> None:
     found, expected = counted[1] - counted[0], expected_copies(plan, steps=2)
     assert found == expected, f"{found}, expected {expected}"
     assert crossed[1] - crossed[0] == 2 * 4 * plan.micro_batches
+
+
+@on_stand_in
+def test_messages_cross_in_tasks_of_their_own_before_they_are_rounded_for_the_wire() -> None:
+    """Of three stages, whose messages have 3 samples of 8 numbers: at either border an activation and its gradient."""
+    plan, storage, keys = plan_of(SMALL, 3, 1, wire=Wire.BF16), MemoryStorage(), Keys("run-1", 0, NONCE)
+    trained(SMALL, plan, momentum, storage=storage)
+    traces = (get_document(signed_for_tests(storage), Events, keys.trace(f"s{stage}.r0", 0)) for stage in range(3))
+    events = [event for trace in traces for event in trace.events if event.step == 0]
+    copied = Counter((event.lane, event.payload_bytes) for event in events if event.lane in BUS)
+    assert copied == dict.fromkeys(((lane, 3 * WIDE * 4) for lane in BUS), plan.micro_batches * 2 * 2)
+    first = {event.task: event.start_s for event in sorted(events, key=lambda event: event.start_s)}
+    way = ("get-activation.s1.r0.m0.p0.k0", "activation-to-device.s1.r0.m0.p0.k0", "forward.s1.r0.m0")
+    way += ("activation-to-host.s1.r0.m0.k0", "put-activation.s1.r0.m0.k0")
+    assert [task for task in first if task in way] == [*way]
 
 
 def expected_copies(plan: Plan, steps: int) -> Copies:
