@@ -3,11 +3,11 @@
 Messages, the sums of replicas and checkpoints are always in the memory of the host. What a stage computes with is in
 that of the device: its tensors, what it is given, and the state of its optimiser. A step copies between the two
 
-    load, get-activation, get-gradient     inputs, activations and gradients of a micro-batch, to the device
-    put-activation, put-gradient           activations and gradients of a micro-batch, to the host
-    forward                                the loss of a micro-batch, one number, to the host
-    bucket, flatten                        what replicas sum, to the host: each element once
-    norm, update                           these sums, to the device: each element once
+    forward                                     inputs of a micro-batch, to the device; its loss, one number, to the host
+    activation-to-device, gradient-to-device    activations and gradients of a micro-batch
+    activation-to-host, gradient-to-host        activations and gradients of a micro-batch
+    bucket, flatten                             what replicas sum, to the host: each element once
+    norm, update                                these sums, to the device: each element once
 
 and numbers that decide how to go on, such as norms, are read together, not one by one (`numbers`). On the processor
 nothing is copied.
