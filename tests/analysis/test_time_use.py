@@ -46,7 +46,7 @@ def moments(events: list[Event], begin_s: int, end_s: int) -> dict[Use, float]:
                     else Use.SYNC
                     if kind in ("put-split", "merge", "get-norm", "add-tied")
                     else Use.TRANSFER
-                    if one.lane in (Resource.UPLOAD, Resource.DOWNLOAD)
+                    if one.lane in (Resource.UPLOAD, Resource.DOWNLOAD, Resource.TO_HOST, Resource.TO_DEVICE)
                     else Use.COMPUTE
                 )
         found[next((use for use in IN_STEPS if use in doing), Use.BUBBLE)] += 1
@@ -62,6 +62,8 @@ TASKS = {
     "get-gradient.s0.m0": Resource.DOWNLOAD,
     "get-norm.s0": Resource.DOWNLOAD,
     "merge.s0": Resource.MERGE,
+    "activation-to-host.s0.m0": Resource.TO_HOST,
+    "gradient-to-device.s0.m0.p1": Resource.TO_DEVICE,
 }
 
 

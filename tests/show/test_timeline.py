@@ -31,6 +31,12 @@ def test_every_kind_of_task_has_a_letter_that_is_explained() -> None:
     assert [kind for kind in Kind if f"{letter(f'{kind.value}.s0.r0')} " not in LETTERS] == []
 
 
+def test_a_copy_goes_the_way_of_its_message() -> None:
+    """By its letter it would otherwise be an `a` or a `g`."""
+    assert letter("activation-to-host.s0.r0.m0.k0") == letter("put-activation.s0.r0.m0.k0") == ">"
+    assert letter("gradient-to-device.s0.r0.m0.p1") == letter("get-gradient.s0.r0.m0.p1") == "<"
+
+
 def test_every_kind_of_task_has_a_name_and_a_colour() -> None:
     """Also the joint loss, without whose colour there was no page on a plan with one."""
     kinds = {letter(f"{kind.value}.s0.r0") for kind in Kind}
