@@ -320,7 +320,7 @@ def with_copies(tasks: Tasks) -> Tasks:
     """
     copies: list[Task] = []
     puts: list[Task] = []
-    begun: tuple[Task, ...] = ()
+    begun: tuple[Task, ...] = ()  # what else the gets so far wait for: the beginning of a late meeting
     for task, needs in tasks:
         needs = tuple(copy_of(need) if need.kind in RECEIVES | SENDS else need for need in needs)
         if task.kind in RECEIVES:

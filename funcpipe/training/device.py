@@ -3,7 +3,7 @@
 Messages, the sums of replicas and checkpoints are always in the memory of the host. What a stage computes with is in
 that of the device: its tensors, what it is given, and the state of its optimiser. A step copies between the two
 
-    forward                                     inputs of a micro-batch, to the device; its loss, one number, to the host
+    forward                                     inputs of a micro-batch to the device, its loss, a number, to the host
     activation-to-device, gradient-to-device    activations and gradients of a micro-batch
     activation-to-host, gradient-to-host        activations and gradients of a micro-batch
     bucket, flatten                             what replicas sum, to the host: each element once

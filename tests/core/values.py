@@ -167,6 +167,10 @@ stage_estimates = st.builds(
     backward_upload_s=seconds,
     backward_download_s=seconds,
     sync_s=seconds,
+    forward_to_host_s=seconds,
+    forward_to_device_s=seconds,
+    backward_to_host_s=seconds,
+    backward_to_device_s=seconds,
 )
 store_estimates = st.builds(
     StoreEstimate,

@@ -354,6 +354,7 @@ def test_seconds_on_a_gpu_follow_from_the_work_of_layers_and_are_told_to_be_esti
     text = render(explain(plan, profile, spec, training))
     assert "seconds on GPUs: estimated from operations and bytes, by published rates" in text
     assert "  GPU      512 of 4096 MB = context 512" in text
+    assert ", to host 0 s, to GPU 0 s, then synchronisation" in text
     assert ("seconds on GPUs", "estimated from operations and bytes, by published rates") in described(plan).facts
     columns = [column.name for column in described(plan).tables[0].columns]
     assert "GPU MB" in columns
