@@ -15,8 +15,10 @@ SPEC = load_spec("modal")
 SPEC = replace(SPEC, sizes=tuple(size for size in SPEC.sizes if size.name == "L4"))
 
 
-ORDER = ((0, Resource.COMPUTE), (0, Resource.TO_HOST), (0, Resource.UPLOAD))
-ORDER += ((1, Resource.DOWNLOAD), (1, Resource.TO_DEVICE), (1, Resource.COMPUTE))
+ORDER = (
+    *((0, Resource.COMPUTE), (0, Resource.TO_HOST), (0, Resource.UPLOAD)),
+    *((1, Resource.DOWNLOAD), (1, Resource.TO_DEVICE), (1, Resource.COMPUTE)),
+)
 
 
 def test_messages_cross_bus_and_link_in_the_seconds_of_the_model(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def test_the_file_is_in_the_chrome_trace_event_form(tmp_path: Path) -> None:
     spans = [entry for entry in entries if entry["ph"] == "X"]
     assert [(s["name"], s["ts"], s["dur"], s["tid"]) for s in spans] == [("forward.s0.r1.m2", 1.5e6, 0.5e6, 1)]
     labels = {entry["args"]["name"] for entry in entries if entry["ph"] == "M"}
-    assert labels == {"stage 0 replica 1", "compute", "upload", "download", "merge", "load"}
+    assert labels == {"stage 0 replica 1", "compute", "upload", "download", "merge", "load", "to-host", "to-device"}
 
 
 @pytest.mark.parametrize(

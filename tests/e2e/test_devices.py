@@ -299,9 +299,11 @@ def test_messages_cross_in_tasks_of_their_own_before_they_are_rounded_for_the_wi
     copied = Counter((event.lane, event.payload_bytes) for event in events if event.lane in BUS)
     assert copied == dict.fromkeys(((lane, 3 * WIDE * 4) for lane in BUS), plan.micro_batches * 2 * 2)
     first = {event.task: event.start_s for event in sorted(events, key=lambda event: event.start_s)}
-    way = ("get-activation.s1.r0.m0.p0.k0", "activation-to-device.s1.r0.m0.p0.k0", "forward.s1.r0.m0")
-    way += ("activation-to-host.s1.r0.m0.k0", "put-activation.s1.r0.m0.k0")
-    assert [task for task in first if task in way] == [*way]
+    way = [
+        *("get-activation.s1.r0.m0.p0.k0", "activation-to-device.s1.r0.m0.p0.k0", "forward.s1.r0.m0"),
+        *("activation-to-host.s1.r0.m0.k0", "put-activation.s1.r0.m0.k0"),
+    ]
+    assert [task for task in first if task in way] == way
 
 
 def expected_copies(plan: Plan, steps: int) -> Copies:
