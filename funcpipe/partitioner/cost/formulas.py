@@ -19,11 +19,10 @@ context; on the host what travels, and what is loaded and saved. By hand, in MB,
 parameters, 7 of constants, 40 of activations and workspace, messages of 10 in and 20 out, forward and backward.
 
     device    context + 3 · 100 + 7 + (40 + 10 + 20) + 70 / 8                        = context + 386
-    host      base + driver + (2 + 1) · 100 + 2 · 100 + max(2 · (30 + 30), 2 · 64)   = base + driver + 628
+    host      base + driver + 100 + max(100, 320, 413)                               = base + driver + 513
 
-The host holds the gradient as it leaves the device and two copies of it to sum (`buffer_copies`), the parameters and
-the momentum for a checkpoint, and each message twice: pinned, and as it travels. Between two steps
-there are no messages; then a file of a checkpoint, 64 MB at most, is there twice while it is written.
+The host holds the gradient as it leaves the device, and what it needs to load, to sum (`buffer_copies`) or to save,
+whichever is most: see `host_memory.py`.
 """
 
 import functools
@@ -36,10 +35,10 @@ import numpy as np
 from funcpipe.core import MB, OptimizerKind, ScheduleKind, StoreSpec, SyncWay
 from funcpipe.core.accelerator import CONTEXT_MB
 from funcpipe.partitioner.cost import Array, BoolArray
+from funcpipe.partitioner.cost.host_memory import passing_bytes
 from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.pipeline import StageCosts
 from funcpipe.partitioner.cost.stores import (
-    FILE_BYTES,
     Pace,
     joint_bytes_each,
     link,
@@ -327,10 +326,9 @@ def memory_use(loads: Loads, setting: Setting, held: Array | float) -> MemoryUse
 
 def _split(use: MemoryUse, loads: Loads, setting: Setting, held: Array | float) -> MemoryUse:
     """`use` of functions, where those with accelerators keep on the device what computes, and else what travels."""
-    saved, gradients = parameter_copies(setting) - 1, 1 if setting.replicas > 1 else 0
     host_state = state_bytes(
-        copies=saved,
-        buffers=gradients + buffer_copies(setting),
+        copies=0,
+        buffers=1 if setting.replicas > 1 else 0,
         parameter_bytes=loads.parameter_bytes,
         summed_bytes=loads.summed_bytes,
         constant_bytes=0,
@@ -343,16 +341,14 @@ def _split(use: MemoryUse, loads: Loads, setting: Setting, held: Array | float) 
         summed_bytes=loads.summed_bytes,
         constant_bytes=loads.constant_bytes,
     )
-    traffic, on_device = loads.traffic, loads.on_device
-    sent_bytes = traffic.forward_out_bytes + traffic.backward_out_bytes
-    messages = 2 * (sent_bytes + traffic.forward_in_bytes + traffic.backward_in_bytes)
+    on_device, joint, saved = loads.on_device, joint_memory_bytes(loads, setting), parameter_copies(setting) - 1
+    passing = passing_bytes(loads, setting, copies=saved, buffers=buffer_copies(setting), joint_bytes=joint)
     like = np.broadcast_arrays(use.state_bytes + np.zeros(on_device.shape), on_device)[0]
-    joint, file_bytes = joint_memory_bytes(loads, setting), 2 * np.minimum(saved * loads.parameter_bytes, FILE_BYTES)
     working = working_bytes(loads, setting, held) + joint
     return MemoryUse(
         base_bytes=np.where(on_device, use.base_bytes + DRIVER_BYTES, use.base_bytes),
         state_bytes=np.where(on_device, host_state, use.state_bytes),
-        activation_bytes=np.where(on_device, np.maximum(messages + joint, file_bytes), use.activation_bytes),
+        activation_bytes=np.where(on_device, passing, use.activation_bytes),
         waste_bytes=np.where(on_device, 0.0, use.waste_bytes),
         data_bytes=use.data_bytes,
         device=MemoryUse(

@@ -1,0 +1,46 @@
+"""What a function with an accelerator holds of its host besides the vector of gradients: the most of three moments.
+
+By hand, in MB, as in `formulas.py`: SGD with momentum on 4 replicas, 100 of parameters, 7 of constants, messages of 10
+in and 20 out, forward and backward.
+
+    loading    100 + max(100, 7 + 7), when there are no gradients yet                 200 - 100 = 100
+    summing    2 · (30 + 30) for messages, pinned and as they travel, 2 · 100 for sums          = 320
+    saving     60 + 100 / 4, parameters and momentum, and a file       60 + 25 + 2 · 100 + 2 · 64 = 413
+
+What is loaded is on the host before it is on the device: parameters, at first in their message too, then constants,
+which are read in pieces, four at once. Between steps there are no messages, but the memory that was pinned for them
+stays pinned, as torch keeps it, and so does the buffer of the largest that goes out, which the channel keeps: here that
+of a sum. Of a checkpoint all is copied from the device at once; a file of it, 64 MB at most, is there twice while it is
+written. Files with tensors that leave room in them are smaller than that.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from funcpipe.core import MB
+from funcpipe.partitioner.cost import Array
+from funcpipe.partitioner.cost.loads import Loads, Setting
+from funcpipe.partitioner.cost.stores import FILE_BYTES
+
+PIECES_BYTES = 4 * 8 * MB
+"""Of files of weights, read at once beside the tensors that they are for (`comm/weight_files.py`)."""
+
+
+def passing_bytes(loads: Loads, setting: Setting, *, copies: float, buffers: float, joint_bytes: Any) -> Array:
+    """Return the bytes beyond one vector of gradients, if there are several replicas.
+
+    Checkpoints have `copies` of the parameters, sums are made with `buffers` beside that vector, and a joint loss holds
+    `joint_bytes`.
+    """
+    traffic, summed_bytes = loads.traffic, loads.summed_bytes * (setting.replicas > 1)
+    out_bytes = np.maximum(traffic.forward_out_bytes, traffic.backward_out_bytes)
+    pinned_bytes = traffic.forward_out_bytes + traffic.backward_out_bytes
+    pinned_bytes = pinned_bytes + traffic.forward_in_bytes + traffic.backward_in_bytes
+    saved_bytes = copies * loads.parameter_bytes
+    summing = 2 * pinned_bytes + joint_bytes + buffers * summed_bytes
+    kept_bytes = pinned_bytes + np.maximum(summed_bytes / setting.replicas, out_bytes)
+    saving = kept_bytes + saved_bytes + 2 * np.minimum(saved_bytes, FILE_BYTES)
+    constant_bytes = loads.constant_bytes + np.minimum(loads.constant_bytes, PIECES_BYTES)
+    loading = loads.parameter_bytes + np.maximum(loads.parameter_bytes, constant_bytes) - summed_bytes
+    return np.asarray(np.maximum(np.maximum(summing, saving), loading))
