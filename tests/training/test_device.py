@@ -18,7 +18,7 @@ from funcpipe.training.device import HOST, Device, accelerator, numbers
 from funcpipe.training.norms import sum_of_squares
 from tests.support.in_turn import even_bounds
 from tests.support.stand_in import on_stand_in
-from tests.support.stand_in_device import NAME, Copies, copies
+from tests.support.stand_in_device import NAME, RANDOM, Copies, copies
 
 
 @on_stand_in
@@ -64,6 +64,13 @@ def test_draws_on_the_device_are_seeded_and_seen() -> None:
         assert torch.equal(torch.rand(3, device=NAME).cpu(), first)
         torch.zeros(3, device=NAME)
     assert drawing.count == 1
+
+
+def test_what_draws_nothing_leaves_the_generator_to_other_threads() -> None:
+    """They hold it while they seed and draw; attention without dropout holds nothing."""
+    with RANDOM.in_use(torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default):
+        RANDOM.seed(5)
+    assert torch.equal(RANDOM.state, torch.Generator().manual_seed(5).get_state())
 
 
 @on_stand_in
