@@ -30,7 +30,7 @@ help:
 	@echo "make chromium   install a browser, for the tests that open reports in one"
 	@echo "make cloud-aws REGION=…                   whether it works on your account, for 0.50 dollars at most"
 	@echo "make cloud-aliyun REGION=… REPOSITORY=…   the same on Alibaba Cloud"
-	@echo "make gpu        whether stages on this machine's GPU, or a stand-in, have plain PyTorch's bits, and the planned memory"
+	@echo "make gpu        whether stages on this machine's GPU, or a stand-in, have plain PyTorch's bits, and planned memory and speed"
 	@echo "make docs       the documentation as a site, in out/site; any warning is an error"
 	@echo "make format     put the code in the house format"
 	@echo "make clean      remove everything that was made"

@@ -21,8 +21,9 @@ from funcpipe.core import FaultTolerance, Outcome, Plan, Precision, WorkerSpec
 from funcpipe.core.accelerator import Accelerator
 from funcpipe.core.settings import DEFAULT_FAULTS
 from funcpipe.model.graph import trace
-from funcpipe.platforms.base import OPEN, Gate, Storage
+from funcpipe.platforms.base import OPEN, Gate, Invoked, Storage
 from funcpipe.platforms.catalog import load_spec, open_platform
+from funcpipe.runstate.generations import write_payload
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
 from funcpipe.training.recipe import Recipe
@@ -109,14 +110,17 @@ def run_workers(
     platform_url: str = "local:///unused",
     faults: FaultTolerance = DEFAULT_FAULTS,
     accelerated: bool = False,
+    hand_over: bool = False,
 ) -> dict[str, Worker]:
     """Train; the workers by name, as they are after training. One that is killed gets another attempt; the first other
-    error of any is raised. Functions that are `accelerated` compute on the accelerator of this process.
+    error of any is raised. Functions that are `accelerated` compute on the accelerator of this process. With
+    `hand_over`, the first function of each worker reaches the end of its life in its first step, and hands over.
     """
     prepared = prepared_run(job, storage, platform_url=platform_url, faults=faults, accelerated=accelerated)
     specs: list[WorkerSpec] = list(upload(prepared, Keys(run, 0, NONCE)))
     with ThreadPoolExecutor(len(specs)) as pool:
-        started = {spec.worker: pool.submit(_run, spec, storage) for spec in specs}
+        work = _run_and_hand_over if hand_over else _run
+        started = {spec.worker: pool.submit(work, spec, storage) for spec in specs}
         return {worker: future.result() for worker, future in started.items()}
 
 
@@ -155,3 +159,13 @@ def _run(spec: WorkerSpec, storage: Storage) -> Worker:
             raise
         return _run(replace(spec, attempt=1), storage)
     return worker
+
+
+def _run_and_hand_over(spec: WorkerSpec, storage: Storage) -> Worker:
+    platform, signed = Recording(url=spec.platform), signed_for_tests(storage)
+    write_payload(signed, Keys.of(spec), spec)
+    first = load_worker(spec, signed, platform.open, invoked=Invoked(lifetime_s=1e-3))
+    assert first.run() is Outcome.HANDED_OVER
+    (successor,) = platform.invoked
+    assert isinstance(successor, WorkerSpec)
+    return _run(successor, storage)

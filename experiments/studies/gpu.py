@@ -1,152 +1,157 @@
-"""Whether stages on this machine's GPU compute the bits of plain PyTorch on it, and hold as much memory as planned.
+"""Whether this machine's GPU computes the bits of plain PyTorch, holds what is planned, and is as fast as predicted.
 
-Functions are threads of this process, which share the GPU. Without one they share the tests' stand-in, which computes
-on the processor and says nothing of a GPU's kernels or speed: the first line says which it was. A worker of the last
-plan of each network is killed once, and repeats the step. What tensors hold at their peak is compared for networks of
-six kinds, each as one stage. Exits with 1 where any bit differs, or a peak by more than 10 %.
+Ten kinds of networks are trained plainly and by plans (`gpu_equality.py`); what six kinds hold of the device, and of
+the host, is compared with what was predicted (`gpu_memory.py`); and so is the speed of one stage and of two, beside
+that of the lanes between device and host (`gpu_speed.py`).
+
+Without a GPU all of it runs on the tests' stand-in, which computes on the processor: the first line says which it was.
+Its speed says nothing of a GPU, and is not judged. Exits with 1 where any bit differs, memory is off by more than 10 %,
+one stage reaches less than 0.95 of a plain loop's speed, or two less than 0.9 of the predicted one.
 
     python -m experiments.studies.gpu --json gpu.json
 """
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
 
-from funcpipe.core import MB, FaultTolerance, Plan, ScheduleKind
-from funcpipe.testing.memory_storage import MemoryStorage
+from experiments.studies import gpu_equality, gpu_memory, gpu_speed
+from funcpipe.core import MB
+from funcpipe.partitioner.cost.formulas import DRIVER_BYTES
+from funcpipe.platforms.gpus import model_named
 from funcpipe.training.device import compute_deterministically
-from tests.e2e import device_memory
-from tests.e2e.networks import RESIDUAL, TRANSFORMER, Network
-from tests.e2e.plans import even_plan, momentum, sample_numbers
-from tests.e2e.reference import largest_difference, train
-from tests.in_process import Killing, make_job, run_workers, states
 from tests.support import stand_in
 from tests.support.run_keys import RUN_KEY
 from tests.support.stand_in_device import NAME
 
-NETWORKS = {"residual": RESIDUAL, "transformer": TRANSFORMER}
-CUTS: dict[str, Sequence[tuple[int, int]]] = {"residual": ((1, 1), (3, 1)), "transformer": ((1, 1), (2, 1), (3, 2))}
-"""Stages and replicas. Over replicas the statistics of norms are averaged, which rounds otherwise than one process."""
+STAND_IN = "the stand-in: there is no GPU here"
 
-STEPS = 2
-ROW = "{network:12} {stages:6} {replicas:8} {killed!s:>6} {difference:10.1e} {s:7.2f} {plain_s:7.2f}"
+OFF, ONE_STAGE, TWO_STAGES = 0.1, 0.95, 0.9
+"""The share by which predicted memory may be wrong, and the shares of speed that are to be reached."""
 
-
-PEAK = "{network:12} {predicted_mb:12.2f} {counted_mb:10.2f} {off:+7.1%}"
-OFF = 0.1
-"""The share by which a predicted peak may be wrong."""
+EQUALITY = "{network:12} {stages:6} {replicas:8} {fate:>11} {difference:10.1e} {s:7.2f} {plain_s:7.2f}"
+PEAK = "{network:12} {predicted_mb:12.2f} {measured_mb:11.2f} {off:+7.1%}"
+LANE = "{mb:4} {to_device:14.2f} {to_host:8.2f} {received:17.2f} {sent:6.2f}"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table; return what the process is to exit with."""
+    """Print the tables; return what the process is to exit with."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the table here too")
+    parser.add_argument("--json", type=Path, help="write the tables here too")
     options = parser.parse_args(arguments)
     found = torch.accelerator.current_accelerator(check_available=True)
+    device = NAME if found is None else found.type
     if found is None:
         stand_in.install()
-    device = NAME if found is None else found.type
-    is_real = device != NAME
-    where = torch.get_device_module(device).get_device_name() if is_real else "the stand-in: there is no GPU here"
+    real = device != NAME
+    where = name_of(device) if real else STAND_IN
     print(f"on {where}\n")
-    print(f"{'network':12} {'stages':>6} {'replicas':>8} {'killed':>6} {'difference':>10} {'s':>7} {'plain s':>7}")
+    began_s = time.monotonic()
     compute_deterministically()
-    rows = []
+    with keys_of_tests():
+        tables = measure(device)
+    if options.json is not None:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps({"device": where, "is_real": real, **tables}, indent=2) + "\n")
+    missed = misses(tables, speed=real)
+    print(
+        f"\nin {time.monotonic() - began_s:.0f} s on {where}:",
+        "missed" if missed else "all that is judged is as wanted",
+    )
+    for miss in missed:
+        print(f"missed: {miss}")
+    return 1 if missed else 0
+
+
+def name_of(device: str) -> str:
+    """Return the name of a GPU."""
+    name: str = torch.get_device_module(device).get_device_name()
+    return name
+
+
+@contextlib.contextmanager
+def keys_of_tests() -> Iterator[None]:
+    """Meanwhile runs have the key that everybody knows."""
     with tempfile.TemporaryDirectory() as keys:
         own = {"FUNCPIPE_RUN_KEY": RUN_KEY.text, "FUNCPIPE_KEY_DIR": keys}
         with mock.patch.dict(os.environ, own):
-            for name, cuts in CUTS.items():
-                for stages, replicas in cuts:
-                    rows.append(row(name, device, stages, replicas, killed=(stages, replicas) == cuts[-1]))
-                    print(ROW.format(**rows[-1]), flush=True)
-            peaks = memory(device, micro_batch=1024 if is_real else 4)
-    if options.json is not None:
-        found_here = {"device": where, "is_real": is_real, "rows": rows, "peaks": peaks}
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(found_here, indent=2) + "\n")
-    differing = sum(found["difference"] > 0 for found in rows)
-    wrong = sum(abs(found["off"]) > OFF for found in peaks)
-    print(f"\n{len(rows) - differing} of {len(rows)} runs have the bits of plain PyTorch on {where}")
-    print(f"{len(peaks) - wrong} of {len(peaks)} networks hold what was predicted, within {OFF:.0%}")
-    return 1 if differing or wrong else 0
+            yield
 
 
-def memory(device: str, *, micro_batch: int) -> list[dict[str, Any]]:
-    """Print and return what tensors hold at their peak: as predicted, and as the device counts it."""
-    print(f"\n{'network':12} {'predicted MB':>12} {'counted MB':>10} {'off':>7}")
-    peaks = []
-    for name, network in device_memory.NETWORKS.items():
-        found = device_memory.peak(network, device, micro_batch=micro_batch)
-        mb = {"predicted_mb": found.predicted_bytes / MB, "counted_mb": found.counted_bytes / MB}
-        peaks.append({"network": name, **mb, "off": found.off})
-        print(PEAK.format(**peaks[-1]), flush=True)
-    return peaks
+def measure(device: str) -> dict[str, Any]:
+    """Measure everything, and print it meanwhile."""
+    title = f"{'network':12} {'stages':>6} {'replicas':>8} {'fate':>11} {'difference':>10} {'s':>7} {'plain s':>7}"
+    rows = gpu_equality.rows(device, micro_batch=4 if device == NAME else 64)
+    return {"equality": printed(title, EQUALITY, rows), **measure_memory(device), **measure_speed(device)}
 
 
-def row(name: str, device: str, stages: int, replicas: int, *, killed: bool) -> dict[str, Any]:
-    """Train the network of that name by such a plan, and plainly."""
-    network = NETWORKS[name]
-    plan = even_plan(
-        made(network),
-        (network.data(2)[0],),
-        stages=stages,
-        replicas=replicas,
-        micro_batch=4,
-        micro_batches=2,
-        schedule=ScheduleKind.ONE_F_ONE_B,
-        recompute=stages == 3,
-    )
-    samples = list(zip(*network.data(STEPS * plan.global_batch), strict=True))
-    found, run_s = timed(lambda: by_plan(network, plan, samples, killed=killed))
-    expected, plain_s = timed(lambda: plainly(network, plan, samples, device))
-    return {
-        "network": name,
-        "stages": stages,
-        "replicas": replicas,
-        "killed": killed,
-        "difference": largest_difference(found, expected),
-        "s": run_s,
-        "plain_s": plain_s,
-    }
+def measure_memory(device: str) -> dict[str, Any]:
+    """Measure what is held of both memories."""
+    title = f"{'network':12} {'predicted MB':>12} {'measured MB':>11} {'off':>7}"
+    print("\nmemory of the device")
+    on_device = printed(title, PEAK, gpu_memory.device_peaks(device, micro_batch=4 if device == NAME else 1024))
+    print("\nmemory of the host, beside what a process has before it begins")
+    on_host = printed(title, PEAK, gpu_memory.host_peaks(device))
+    had = "a process begins with {base_mb:.0f} MB, of which {driver_mb:.0f} came with the device".format(**on_host[0])
+    print(f"{had}; planned are {DRIVER_BYTES // MB}")
+    return {"device_memory": on_device, "host_memory": on_host}
 
 
-def made(network: Network) -> torch.nn.Module:
-    """A network with the same parameters each time."""
-    torch.manual_seed(1)
-    return network.model()
+def measure_speed(device: str) -> dict[str, Any]:
+    """Measure lanes and stages."""
+    speed, of_whom = gpu_speed.REAL, ""
+    if device == NAME:
+        speed, of_whom = gpu_speed.STAND_IN, ", of the stand-in: not judged"
+    print(f"\n10^9 bytes/s between device and host{of_whom}")
+    title = f"{'MB':>4} {'pinned: to it':>14} {'to host':>8} {'message: received':>17} {'sent':>6}"
+    lanes = printed(title, LANE, gpu_speed.lanes(device))
+    model = None if device == NAME else model_named(name_of(device))
+    if model is not None:
+        print(f"published for {model.name}: {model.host_device_gb_s}")
+    print(f"\nseconds of a step{of_whom}")
+    one = gpu_speed.one_stage(speed, device)
+    print("one stage {stage_s:.3f}, a plain loop {plain_s:.3f}: {speed:.3f} of its speed".format(**one), flush=True)
+    message = next(lane for lane in lanes if lane["mb"] == gpu_speed.MESSAGE_MB)
+    two = gpu_speed.two_stages(speed, device, min(message["received"], message["sent"]))
+    print("two stages, each a process, {observed_s:.3f}, predicted {predicted_s:.3f}: {speed:.3f}".format(**two))
+    return {"lanes": lanes, "one_stage": one, "two_stages": two}
 
 
-def by_plan(network: Network, plan: Plan, samples: Sequence[Any], *, killed: bool) -> dict[str, Tensor]:
-    """The state after training by `plan`; if `killed`, a worker dies in the second step."""
-    storage = Killing(r"s0\.r0/00000001/put-act") if killed else MemoryStorage()
-    job = make_job(made(network), plan, lambda: samples, loss=network.loss, optimizer=momentum)
-    workers = run_workers(job, storage, accelerated=True, faults=FaultTolerance(checkpoint_steps=1))
-    assert not (isinstance(storage, Killing) and storage.last), "no worker has died"
-    return states(workers)
+def printed(title: str, form: str, rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Print a table, each row as it comes, and return its rows."""
+    print(title, flush=True)
+    found = []
+    for row in rows:
+        found.append(row)
+        print(form.format(**row), flush=True)
+    return found
 
 
-def plainly(network: Network, plan: Plan, samples: Sequence[Any], device: str) -> dict[str, Tensor]:
-    """The state after plain training on the device."""
-    model, steps = made(network).to(device), sample_numbers(plan, len(samples), epochs=1)
-    own: dict[str, Any] = {"steps": steps, "replicas": plan.replicas, "device": device}
-    train(model, samples, loss_fn=network.loss, optimizer=momentum, **own)
-    return {name: tensor.cpu() for name, tensor in model.state_dict().items()}
-
-
-def timed(work: Callable[[], dict[str, Tensor]]) -> tuple[dict[str, Tensor], float]:
-    """What `work` returns, and its seconds."""
-    began_s = time.monotonic()
-    return work(), time.monotonic() - began_s
+def misses(tables: dict[str, Any], *, speed: bool) -> list[str]:
+    """Return what is not as wanted; of `speed` only where that is a GPU's."""
+    found = [
+        "{network} by {stages} x {replicas}, {fate}: other bits".format(**row)
+        for row in tables["equality"]
+        if not row["equal"]
+    ]
+    for memory in ("device", "host"):
+        rows = tables[f"{memory}_memory"]
+        found += [f"{row['network']} on the {memory}: {row['off']:+.1%}" for row in rows if not abs(row["off"]) <= OFF]
+    for name, least in (("one_stage", ONE_STAGE), ("two_stages", TWO_STAGES)) if speed else ():
+        reached = tables[name]["speed"]
+        if not reached >= least:
+            found.append(f"{name.replace('_', ' ')}: {reached:.3f} of the speed, wanted are {least}")
+    return found
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """What stages hold on a device at their peak, counted there and as the cost model has it, for networks of six kinds."""
 
 import gc
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from funcpipe.core import MB, OptimizerKind, Plan
+from funcpipe.core import MB, OptimizerKind, Plan, StageEstimate
 from funcpipe.model.graph import trace
 from funcpipe.partitioner.cost.evaluate import evaluate
 from funcpipe.platforms.catalog import load_spec
@@ -25,39 +26,42 @@ WIDTH, LENGTH, WORDS, CLASSES = 64, 32, 96, 10
 adam = partial(torch.optim.AdamW, lr=0.01)
 
 
-def mlp() -> nn.Module:
-    layers = [layer for _ in range(6) for layer in (nn.Linear(128, 128), nn.ReLU())]
-    return nn.Sequential(*layers, nn.Linear(128, CLASSES))
+def mlp(width: int = 128) -> nn.Module:
+    layers = [layer for _ in range(5) for layer in (nn.Linear(width, width), nn.ReLU())]
+    return nn.Sequential(nn.Linear(128, width), nn.ReLU(), *layers, nn.Linear(width, CLASSES))
 
 
-def convolutions() -> nn.Module:
-    first = [nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Conv2d(16, 32, 3, padding=1), nn.ReLU(), nn.MaxPool2d(2)]
-    return nn.Sequential(*first, nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(32 * 64, CLASSES))
+def convolutions(channels: int = 16) -> nn.Module:
+    twice = 2 * channels
+    first = [nn.Conv2d(3, channels, 3, padding=1), nn.ReLU(), nn.Conv2d(channels, twice, 3, padding=1), nn.ReLU()]
+    second = [nn.MaxPool2d(2), nn.Conv2d(twice, twice, 3, padding=1), nn.ReLU()]
+    return nn.Sequential(*first, *second, nn.Flatten(), nn.Linear(twice * 64, CLASSES))
 
 
-def residual() -> nn.Module:
-    blocks = [Residual(16, 16), Residual(16, 32, 2), Residual(32, 32)]
-    stem = [nn.Conv2d(3, 16, 3, padding=1, bias=False), nn.BatchNorm2d(16), nn.ReLU()]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, CLASSES))
+def residual(channels: int = 16) -> nn.Module:
+    twice = 2 * channels
+    blocks = [Residual(channels, channels), Residual(channels, twice, 2), Residual(twice, twice)]
+    stem = [nn.Conv2d(3, channels, 3, padding=1, bias=False), nn.BatchNorm2d(channels), nn.ReLU()]
+    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(twice, CLASSES))
 
 
-def transformer() -> nn.Module:
+def transformer(width: int = WIDTH) -> nn.Module:
     """A language model of two blocks, with dropout before and in them."""
-    blocks = [Block(WIDTH), Block(WIDTH)]
+    blocks = [Block(width), Block(width)]
     return nn.Sequential(
-        nn.Embedding(WORDS, WIDTH), nn.Dropout(0.1), *blocks, nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS)
+        nn.Embedding(WORDS, width), nn.Dropout(0.1), *blocks, nn.LayerNorm(width), nn.Linear(width, WORDS)
     )
 
 
 class Tied(nn.Module):
     """An embedding whose table is the head's, too; most of what it keeps is the loss's."""
 
-    def __init__(self) -> None:
+    def __init__(self, words: int = 5 * WORDS) -> None:
         super().__init__()
-        self.words = nn.Embedding(5 * WORDS, WIDTH)
+        self.words = nn.Embedding(words, WIDTH)
         self.inner = nn.Linear(WIDTH, WIDTH)
         self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, 5 * WORDS, bias=False)
+        self.head = nn.Linear(WIDTH, words, bias=False)
         self.head.weight = self.words.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,11 +72,11 @@ class Tied(nn.Module):
 class Recurrent(nn.Module):
     """Two recurrent layers, which hold weak references to their weights."""
 
-    def __init__(self) -> None:
+    def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
-        self.words = nn.Embedding(WORDS, WIDTH)
-        self.inner = nn.RNN(WIDTH, WIDTH, 2, batch_first=True)
-        self.head = nn.Linear(WIDTH, WORDS)
+        self.words = nn.Embedding(WORDS, width)
+        self.inner = nn.RNN(width, width, 2, batch_first=True)
+        self.head = nn.Linear(width, WORDS)
 
     def forward(self, x: Tensor) -> Tensor:
         output: Tensor = self.head(self.inner(self.words(x))[0])
@@ -141,6 +145,13 @@ def peak(network: Network, device: str, *, optimizer: Any = momentum, micro_batc
 
 def predicted(network: Network, plan: Plan) -> int:
     """What tensors of the one stage of `plan` hold on a GPU at their peak."""
+    device = memory_use(network, plan)[0].device
+    assert device is not None
+    return device.state_bytes + device.activation_bytes
+
+
+def memory_use(network: Network, plan: Plan) -> Sequence[StageEstimate]:
+    """What each function of `plan` needs of the host, and of its GPU."""
     spec = load_spec("local")
     spec = replace(spec, sizes=tuple(replace(size, accelerator=GPU) for size in spec.sizes))
     inputs, targets = network.data(plan.micro_batch)
@@ -152,6 +163,4 @@ def predicted(network: Network, plan: Plan) -> int:
         found = profile(
             trace(network.model(), (inputs,)), (inputs,), spec=spec, micro_batch=plan.micro_batch, loss=loss, repeats=0
         )
-    device = evaluate(plan, found, spec).stages[0].device
-    assert device is not None
-    return device.state_bytes + device.activation_bytes
+    return evaluate(plan, found, spec).stages

@@ -181,7 +181,7 @@ class _RandomNumbers:
 
     @contextmanager
     def in_use(self, operator: OpOverload) -> Iterator[None]:
-        if torch.Tag.nondeterministic_seeded not in operator.tags or "attention" in operator.name():
+        if torch.Tag.nondeterministic_seeded not in operator.tags or "attention" in str(operator):
             yield  # attention is without dropout, so other threads may seed and draw meanwhile
             return
         host = torch.default_generator.get_state()
