@@ -155,7 +155,7 @@ def _run(spec: WorkerSpec, storage: Storage) -> Worker:
     try:
         assert worker.run() is Outcome.FINISHED
     except Exception as error:
-        if not isinstance(error.__cause__, Killed) or spec.attempt:
+        if not isinstance(error.__cause__ or error, Killed) or spec.attempt:
             raise
         return _run(replace(spec, attempt=1), storage)
     return worker

@@ -13,19 +13,24 @@ from contextlib import contextmanager, suppress
 import torch
 from torch import Tensor
 
-_LEAST_BLOCK_BYTES = 1 << 20
+LEAST_BLOCK_BYTES = 1 << 20
 _LEAST_KEPT_BYTES = 64 * 1024  # smaller ones are not worth keeping
 
 
 def block(size: int) -> Tensor:
     """Return `size` uninitialised bytes; shape (size,), dtype uint8."""
-    if size < _LEAST_BLOCK_BYTES:
+    if size < LEAST_BLOCK_BYTES:
         return torch.empty(size, dtype=torch.uint8)
+    return torch.frombuffer(mapped(size), dtype=torch.uint8)
+
+
+def mapped(size: int) -> mmap.mmap:
+    """Return `size` bytes on pages of their own, huge ones if the system has them."""
     memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):  # Linux only
         with suppress(OSError):  # a kernel without huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.uint8)
+    return memory
 
 
 class BufferPool:

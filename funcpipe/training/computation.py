@@ -171,6 +171,7 @@ class Computation:
 
     def _propagate(self, micro_batch: int) -> None:
         self.passes.backward(micro_batch, loss_factor=self.norm.loss_factor)
+        self.tied.after_backward()
 
     def flatten(self, fragment: int = 0, *, late: bool = False) -> None:
         """Complete the vector of what the replicas sum: of one fragment if they train alone, as was kept if `late`."""

@@ -8,28 +8,33 @@ that of the device: its tensors, what it is given, and the state of its optimise
     activation-to-host, gradient-to-host        activations and gradients of a micro-batch
     bucket, flatten                             what replicas sum, to the host: each element once
     norm, update                                these sums, to the device: each element once
+    put-tied, get-tied, -sum                    gradients of tied parameters, to the host and to the device
 
-and numbers that decide how to go on, such as norms, are read together, not one by one (`numbers`). On the processor
-nothing is copied.
+between two steps the state that a checkpoint holds, to the host (`state_copy`), and numbers that decide how to go on,
+such as norms, are read together, not one by one (`numbers`). On the processor nothing is copied.
 
-A device computes in the order in which it was asked, its stream, and the processor does not wait for it. Activations
-and gradients of a micro-batch cross on two streams of their own, one each way, through memory of the host that the
-device can reach (pinned). So they neither wait for micro-batches that were asked for later, nor hold these up:
+A device computes in the order in which it was asked, its stream, and the processor does not wait for it. All of this
+but inputs, losses and numbers crosses on two streams of its own, one each way, through memory of the host that the
+device can reach (pinned). So it neither waits for what was asked for later, nor holds that up:
 
     compute      forward 0 | forward 1 | forward 2          `send` waits for what `computed` marks, the end of forward 0
     to the host              0         | 1
 
-All else crosses in the stream that computes.
+    compute      backward: gradient b | a | …               `bucket` waits until b is final, and for its copy
+    to the host                         b | a
 """
 
+import ctypes
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from funcpipe.comm.buffer_pool import LEAST_BLOCK_BYTES, block, mapped
 from funcpipe.core import MB
 from funcpipe.core.accelerator import CONTEXT_MB
 from funcpipe.core.cached import cached_property
@@ -84,13 +89,35 @@ class Device:
         """
         if self.is_host:
             return dict(tensors)
-        with self._module.stream(self._outgoing):
-            self._outgoing.wait_event(computed)
-            sent = {name: torch.empty_like(tensor, device="cpu", pin_memory=True) for name, tensor in tensors.items()}
-            for name, tensor in tensors.items():
-                sent[name].copy_(tensor, non_blocking=True)
-            self._outgoing.record_event().synchronize()
+        sent = {name: torch.empty_like(tensor, device="cpu", pin_memory=True) for name, tensor in tensors.items()}
+        self.leave([(sent[name], tensor) for name, tensor in tensors.items()], [computed]).synchronize()
         return sent
+
+    def leave(self, pairs: Iterable[tuple[Tensor, Tensor]], computed: Iterable[Any]) -> Any:
+        """Begin to copy to the first tensor of each pair, in pinned memory, the second; return a mark of the end.
+
+        What is copied is there once all marks of `computed` are reached.
+        """
+        with self._module.stream(self._outgoing):
+            for mark in computed:
+                self._outgoing.wait_event(mark)
+            for target, source in pairs:
+                target.copy_(source, non_blocking=True)
+            return self._outgoing.record_event()
+
+    def enter(self, target: Tensor, source: Tensor) -> None:
+        """Begin to copy `source`, in pinned memory, to `target`, with which the device has been done.
+
+        What is asked for from now on waits for the end.
+        """
+        with self._module.stream(self._incoming):
+            target.copy_(source, non_blocking=True)
+            entered = self._incoming.record_event()
+        self.wait_for(entered)
+
+    def wait_for(self, mark: Any) -> None:
+        """Have what the device is asked to compute from now on wait for `mark`."""
+        self._module.current_stream().wait_event(mark)
 
     def receive(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return `tensors`, which are the host's, in the memory of the device, and wait for nothing else there."""
@@ -118,6 +145,18 @@ class Device:
             return value
         changed: _T = tree_map(value, lambda leaf: change(leaf) if isinstance(leaf, Tensor) else leaf)
         return changed
+
+    def block(self, size: int) -> Tensor:
+        """Return `size` uninitialised bytes of the host, pinned if the device is another one; shape (size,)."""
+        if self.is_host:
+            return block(size)
+        if size < LEAST_BLOCK_BYTES:
+            return torch.empty(size, dtype=torch.uint8).pin_memory()
+        memory = (ctypes.c_char * size).from_buffer(mapped(size))  # torch would pin up to twice as much
+        place, driver = ctypes.addressof(memory), self._module.cudart()
+        self._module.check_error(driver.cudaHostRegister(place, size, 0))
+        weakref.finalize(memory, driver.cudaHostUnregister, place)
+        return torch.frombuffer(memory, dtype=torch.uint8)
 
     def empty(self, elements: int, dtype: torch.dtype) -> Tensor:
         """Return a vector on the device."""

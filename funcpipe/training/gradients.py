@@ -31,13 +31,13 @@ Parameters a and b have 4 elements each, and there is no head. These are the tas
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from funcpipe.comm.buffer_pool import block
 from funcpipe.core import Wire
 from funcpipe.errors import PlanError
 from funcpipe.training.device import HOST, Device
@@ -83,7 +83,8 @@ class FlatVector:
     def __init__(self, layout: Layout, extra_dtypes: Sequence[torch.dtype], device: Device = HOST) -> None:
         self.layout = layout
         self._extra_dtypes = extra_dtypes
-        self._summed = block(layout.elements * layout.dtype.itemsize).view(layout.dtype)
+        self._device = device
+        self._summed = device.block(layout.elements * layout.dtype.itemsize).view(layout.dtype)
         self._flat = self._summed if device.is_host else device.empty(layout.elements, layout.dtype)
 
     @property
@@ -152,6 +153,7 @@ class FlatGradient(FlatVector):
         self._not_sent, self._sums_are_here = self.layout.elements, False
         self._has_gradient = [False] * len(self._views)
         self._final = [False] * len(self._views)
+        self._computed = [self._device.computed()] * len(self._views)
         for parameter, view in zip(self.layout.parameters, self._views, strict=True):
             parameter.grad = view
 
@@ -172,7 +174,7 @@ class FlatGradient(FlatVector):
         awaited = tuple(self.layout.parameters_in(start, stop))
         if self._backward.wait_for(lambda: all(self._final[i] for i in awaited)):
             self._make_all_final()
-        self._send(start)
+        self._send(start, (self._computed[i] for i in self.layout.parameters_in(start, self._not_sent)))
 
     def finish_last_backward(self) -> bool:
         """Return once the last backward has ended; False if none was started in this step. Raises its error."""
@@ -185,18 +187,21 @@ class FlatGradient(FlatVector):
         """Fill in what is missing from the vector: gradients that are not final yet, and the head."""
         self._make_all_final()
         self.fill_head(extras)
-        self._send(0)
+        self._send(0, [self._device.computed()])
 
-    def _send(self, start: int) -> None:
-        """Copy what is final from element `start` on to the vector that is summed, unless it was copied before."""
-        if self._flat is not self._summed:
-            self._summed[start : self._not_sent].copy_(self._flat[start : self._not_sent])
+    def _send(self, start: int, computed: Iterable[Any]) -> None:
+        """Copy what is final from element `start` on, once all marks of `computed` are reached, to the vector that is
+        summed, unless it was copied before.
+        """
+        if self._flat is not self._summed and start < self._not_sent:
+            part = slice(start, self._not_sent)
+            self._device.leave([(self._summed[part], self._flat[part])], computed).synchronize()
         self._not_sent = min(start, self._not_sent)
 
     def _fetch(self) -> None:
         """Copy the sums to the device, once in a step."""
         if self._flat is not self._summed and not self._sums_are_here:
-            self._flat.copy_(self._summed)
+            self._device.enter(self._flat, self._summed)
         self._sums_are_here = True
 
     def sum_of_squares(self) -> float:
@@ -264,6 +269,7 @@ class FlatGradient(FlatVector):
         torch.add(as_real(gradient.detach()).reshape(-1), 0.0, out=place)  # turns -0.0 into 0.0
         if self._underflow:
             torch.hardshrink(place, self._underflow, out=place)
+        self._computed[number] = self._device.computed()
         self._final[number] = True
 
     def _make_all_final(self) -> None:

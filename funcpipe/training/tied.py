@@ -6,6 +6,7 @@ other holders. The copies start equal and get the same updates, so they stay equ
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -27,6 +28,7 @@ class TiedParameters:
         self._received: list[Mapping[str, Tensor]] = []
         self._sums: dict[str, Tensor] = {}
         self._late: dict[str, Tensor] = {}
+        self._computed: Any = None
 
     @property
     def parameters(self) -> tuple[nn.Parameter, ...]:
@@ -39,7 +41,7 @@ class TiedParameters:
 
     def receive(self, gradients: Mapping[str, Tensor]) -> None:
         """Keep a later holder's partial sums until `add_received`."""
-        self._received.append(self._device.to_device(gradients))
+        self._received.append(self._device.receive(gradients))
 
     def add_received(self) -> None:
         """Add the received partial sums to this stage's own gradients."""
@@ -48,15 +50,22 @@ class TiedParameters:
                 parameter = self._parameters[name]
                 parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
         self._received = []
+        self.after_backward()
+
+    def after_backward(self) -> None:
+        """Mark where the device has added to the gradients."""
+        if self._shared:
+            self._computed = self._device.computed()
 
     def gradients(self, names: Iterable[str]) -> dict[str, Tensor]:
         """Return the partial sums so far; a parameter that the loss does not depend on is left out."""
         found = {name: self._parameters[name].grad for name in names}
-        return self._device.to_host({name: gradient for name, gradient in found.items() if gradient is not None})
+        present = {name: gradient for name, gradient in found.items() if gradient is not None}
+        return self._device.send(present, self._computed)
 
     def replace(self, gradients: Mapping[str, Tensor]) -> None:
         """Set this stage's gradients to what it has sent to others before."""
-        for name, gradient in self._device.to_device(gradients).items():
+        for name, gradient in self._device.receive(gradients).items():
             self._parameters[name].grad = gradient
 
     def parameter(self, name: str) -> nn.Parameter:
@@ -65,7 +74,7 @@ class TiedParameters:
 
     def receive_sums(self, gradients: Mapping[str, Tensor], *, late: bool = False) -> None:
         """Keep the gradients of the whole global batch until `finish_step`, or what comes `late` until it is taken."""
-        (self._late if late else self._sums).update(self._device.to_device(gradients))
+        (self._late if late else self._sums).update(self._device.receive(gradients))
 
     def finish_step(self) -> None:
         """Give the borrowed parameters the gradients of the whole global batch."""

@@ -26,10 +26,12 @@ from torch.utils import backend_registration
 
 from tests.support.stand_in_device import (
     COUNTER,
+    CROSSINGS,
     MEMORY,
     NAME,
     PINNED,
     RANDOM,
+    Crossing,
     Module,
     computing,
     current_stream,
@@ -104,9 +106,10 @@ def _copy(target: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
     if not non_blocking or not PINNED.holds(into if to_host else values):
         raise RuntimeError("a copy in a stream of its own would hold the processor up")
     into.fill_(float("nan") if into.is_floating_point() else 1)
+    after = stream.after
 
     def copy() -> None:
-        stream.note(to_host=to_host)
+        CROSSINGS.append(Crossing(to_host, after, computing().asked))
         into.copy_(values)
 
     stream.ask(copy)

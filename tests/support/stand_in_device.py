@@ -99,7 +99,7 @@ class Stream(torch.Stream):
     def __init__(self) -> None:
         self.asked = 0
         self._waiting: deque[Callable[[], None]] = deque()
-        self._after = 0
+        self.after = 0
         self._lock = threading.RLock()
 
     def ask(self, copy: Callable[[], None] | None = None) -> None:
@@ -119,12 +119,9 @@ class Stream(torch.Stream):
     def wait_event(self, event: Event) -> None:  # type: ignore[override]
         if event.stream is computing():
             with self._lock:
-                self._after = event.position
+                self.after = max(self.after, event.position)
         else:
-            event.synchronize()
-
-    def note(self, *, to_host: bool) -> None:
-        CROSSINGS.append(Crossing(to_host, self._after, computing().asked))
+            event.stream.reach(event.position)
 
 
 @functools.cache
@@ -165,6 +162,14 @@ class _Pinned:
 
     def holds(self, tensor: Tensor, device: Any = None) -> bool:
         return tensor.untyped_storage().data_ptr() in self._places
+
+    def cudaHostRegister(self, place: int, size: int, flags: int) -> int:
+        self._places.add(place)
+        return 0
+
+    def cudaHostUnregister(self, place: int) -> int:
+        self._places.discard(place)
+        return 0
 
 
 PINNED = _Pinned()
@@ -275,6 +280,12 @@ class Module:
 
     def set_per_process_memory_fraction(self, fraction: float, device: Any = None) -> None:
         MEMORY.limit_bytes = int(fraction * TOTAL_BYTES)
+
+    def cudart(self) -> _Pinned:
+        return PINNED
+
+    def check_error(self, found: int) -> None:
+        assert not found
 
     Stream = Stream
     current_stream = staticmethod(current_stream)
