@@ -9,6 +9,7 @@ A replica that trains alone computes as a single one does, and `outer` is what i
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 import torch
 from torch import Tensor, nn
@@ -31,9 +32,9 @@ from funcpipe.training.output_cache import BatchLayout, OutputCache
 from funcpipe.training.parameter_hooks import NO_HOOKS, NamedHooks, ParameterHooks
 from funcpipe.training.passes import Batch, Passes
 from funcpipe.training.recipe import Recipe
-from funcpipe.training.sharding import Residuals
+from funcpipe.training.sharding import residuals_of
 from funcpipe.training.stage_optimizer import StageOptimizer, trainable_parameters
-from funcpipe.training.state import StageState, on_device, on_host
+from funcpipe.training.state import StageState, on_device
 from funcpipe.training.tied import TiedParameters
 
 
@@ -102,9 +103,9 @@ class Computation:
         self.tied = TiedParameters(stage, ties, stage_number, device)
         self._summed_here = [p for p in self.parameters if p.requires_grad and not self.tied.is_borrowed(p)]
         layouts = self._prepare_sums(meetings, trained, wire_sync, shards)
-        self._residuals = self._residuals_of(layouts, wire_sync, shards or summed_as)
+        self._residuals = residuals_of(layouts, wire_sync, shards or summed_as, replica)
         self._hooks = ParameterHooks(hooks, trainable_parameters(stage, {shape.name for shape in whole}), seed=seed)
-        self._optimizer = StageOptimizer(stage, recipe, whole, seed=seed)
+        self._optimizer = StageOptimizer(stage, recipe, whole, seed=seed, device=device)
         self._teachers = TeacherUpdate(recipe.teachers, stage)
         if recipe.average is not None:
             self._average = WeightAverage(recipe.average, stage, self._teachers.parameters)
@@ -125,14 +126,6 @@ class Computation:
             return []
         self._flat = FlatGradient(self._summed_here, self._extras(), wire, self.device)
         return [self._flat.layout]
-
-    def _residuals_of(self, layouts: Sequence[Layout], wire: Wire, summed_as: Pattern | None) -> dict[int, Residuals]:
-        """Return the rounding errors of sums in 8 bits, by the number of the fragment; none of other sums."""
-        rounded = {i: layout for i, layout in enumerate(layouts) if layout.dtype is torch.float32}
-        if cut_unit(wire) == 1 or not rounded:
-            return {}
-        assert summed_as is not None, "the pattern says what this replica sums"
-        return {i: Residuals(layout, summed_as, self._replica, fragment=i) for i, layout in rounded.items()}
 
     def begin_step(self, step: Step, take: Callable[[int], Batch], own: Iterable[int] | None = None) -> None:
         """Start a step; `take` gives what was loaded of a micro-batch, where the stage needs data.
@@ -360,12 +353,19 @@ class Computation:
         self._finiteness.check_parameters(self._steps_done)
 
     def state(self) -> StageState:
-        """Return the stage's state between two steps, on the host; of a divided optimiser, this replica's shard.
+        """Return what `begin_state` gives; it lasts until the next step or the next state."""
+        with self.begin_state() as state:
+            return state
 
-        Raises NotFinite if parameters are not finite, unless that is to be ignored.
+    def begin_state(self) -> AbstractContextManager[StageState]:
+        """Give the stage's state between two steps, on the host; of a divided optimiser, this replica's shard.
+
+        See `StateCopy`. Raises NotFinite if parameters are not finite, unless that is to be ignored.
         """
         self.check_finite()
-        state = on_host(self._optimizer.state(self.norm), self.device)
+        return self._optimizer.begin_state(self.norm, self._completed)
+
+    def _completed(self, state: StageState) -> StageState:
         if self.outer is not None:
             state = self.outer.added_to(state, self._statistics.kept())
         for residuals in self._residuals.values():

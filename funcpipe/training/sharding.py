@@ -34,8 +34,10 @@ import torch
 from torch import Tensor, nn
 
 from funcpipe.comm.error_feedback import ErrorFeedback
+from funcpipe.comm.gradient_chunks import cut_unit
 from funcpipe.comm.int8_chunks import summed_ranges
 from funcpipe.comm.sum_pattern import Pattern
+from funcpipe.core import Wire
 from funcpipe.errors import CorruptMessage
 from funcpipe.model.split.module_state import PREFIX
 from funcpipe.training.gradients import Layout, is_absent
@@ -214,6 +216,15 @@ class Residuals:
         with mismatch_is_corrupt():
             for name, tensor in self._tensors.items():
                 tensor.copy_(state.tensors[name])
+
+
+def residuals_of(layouts: Sequence[Layout], wire: Wire, pattern: Pattern | None, replica: int) -> dict[int, Residuals]:
+    """Return the rounding errors of sums in 8 bits, by the number of the fragment; none of other sums."""
+    rounded = {i: layout for i, layout in enumerate(layouts) if layout.dtype is torch.float32}
+    if cut_unit(wire) == 1 or not rounded:
+        return {}
+    assert pattern is not None, "the pattern says what this replica sums"
+    return {i: Residuals(layout, pattern, replica, fragment=i) for i, layout in rounded.items()}
 
 
 def without_residuals(state: StageState) -> StageState:

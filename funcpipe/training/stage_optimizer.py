@@ -1,6 +1,7 @@
 """The optimiser of one stage, whole or divided over the replicas, and the state that checkpoints hold."""
 
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import AbstractContextManager
 
 from torch import Tensor, nn
 
@@ -9,6 +10,7 @@ from funcpipe.comm.sum_pattern import Pattern
 from funcpipe.model.draws import SHARED_GENERATORS, layer_seed, reseed
 from funcpipe.model.split import StageModule
 from funcpipe.training.batches import Step
+from funcpipe.training.device import HOST, Device
 from funcpipe.training.gradients import Layout
 from funcpipe.training.norms import GradientNorm
 from funcpipe.training.optimizers import ParameterShape, stage_optimizer
@@ -23,6 +25,7 @@ from funcpipe.training.state import (
     tensor_names,
     with_settings,
 )
+from funcpipe.training.state_copy import Complete, StateCopy
 
 
 class StageOptimizer:
@@ -35,9 +38,18 @@ class StageOptimizer:
 
     learning_rate: float | None = None
 
-    def __init__(self, stage: StageModule, recipe: Recipe, whole: Sequence[ParameterShape] = (), *, seed: int) -> None:
-        """`whole` are the trainable parameters of the model; the stage may have none of them."""
+    def __init__(
+        self,
+        stage: StageModule,
+        recipe: Recipe,
+        whole: Sequence[ParameterShape] = (),
+        *,
+        seed: int,
+        device: Device = HOST,
+    ) -> None:
+        """`whole` are the trainable parameters of the model; the stage, on `device`, may have none of them."""
         self._stage = stage
+        self._copy = StateCopy(device, stage)
         self._seed = seed
         own = trainable_parameters(stage, {shape.name for shape in whole})
         self._parameters = tuple(own.values())
@@ -69,11 +81,13 @@ class StageOptimizer:
 
         Does nothing unless the optimiser is divided.
         """
+        self._copy.settle()
         if self._sharded is not None:
             self._sharded.update(round_number, values)
 
     def step(self, step: Step, *, gradient_factor: float | None) -> None:
         """Take `step` with the gradients times `gradient_factor`, or skip it if that is None; then the schedule's."""
+        self._copy.settle()
         if self._optimizer is not None:
             rate = self._optimizer.param_groups[0].get("lr")
             self.learning_rate = None if rate is None else float(rate)
@@ -94,8 +108,14 @@ class StageOptimizer:
         if self._schedule is not None:
             self._schedule.after_validation(values)
 
+    def begin_state(self, norm: GradientNorm, complete: Complete) -> AbstractContextManager[StageState]:
+        """Give the stage's state between two steps on the host, `complete`; of a divided optimiser, this replica's
+        shard. See `StateCopy`.
+        """
+        return self._copy.begin(self.state(norm), complete)
+
     def state(self, norm: GradientNorm) -> StageState:
-        """Return the stage's state between two steps; of a divided optimiser, this replica's shard."""
+        """Return the same where it is, not copied."""
         if self._sharded is not None:
             state = capture_shard(self._stage, self._sharded, norm)
         else:
@@ -107,6 +127,7 @@ class StageOptimizer:
 
     def restore(self, state: StageState, norm: GradientNorm) -> None:
         """Go back to `state`. Raises CorruptMessage if it is not this stage's."""
+        self._copy.settle()
         if self._sharded is not None:
             restore_shard(state, self._stage, self._sharded, norm)
         else:

@@ -173,11 +173,6 @@ def restore_state(
             norm.loss_scale = LossScale(*state.settings["loss_scale"])
 
 
-def on_host(state: StageState, device: Device) -> StageState:
-    """Return `state`, of a stage on `device`, in the memory of the host."""
-    return replace(state, tensors=device.to_host(state.tensors))
-
-
 def on_device(state: StageState, device: Device) -> StageState:
     """Return `state`, which is the host's, with what an optimiser keeps on `device`; torch has numbers, such as the
     count of its steps, on the host.

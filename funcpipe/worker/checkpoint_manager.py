@@ -25,7 +25,7 @@ from funcpipe.core import FaultTolerance, ReplicaMark, WorkerSpec, checks
 from funcpipe.errors import CorruptMessage
 from funcpipe.platforms.base import Storage
 from funcpipe.runstate.checkpoint_index import CheckpointPart
-from funcpipe.runstate.checkpoints import Checkpoints
+from funcpipe.runstate.checkpoints import Checkpoints, UnpublishedCheckpoint
 from funcpipe.runstate.generations import touch_saved_record
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import Lease
@@ -292,8 +292,8 @@ class CheckpointManager:
     ) -> None:
         """Save the stage, unless it is saved already or another replica saves it.
 
-        What was written is read back by `submit`, and counts as saved afterwards. A worker that is `leaving` saves in
-        any case what its successor needs.
+        What was written is read back by `submit`, and counts as saved afterwards; a state that steps do not change is
+        also written there. A worker that is `leaving` saves in any case what its successor needs.
         """
         parted, first = self._computation.saves_part, self._spec.replica == 0
         if self._saved_step == done > self._spec.first_step and not (parted and leaving and not first):
@@ -303,15 +303,25 @@ class CheckpointManager:
             return
         began_s = time.monotonic()
         self._lease.check_now()
-        state, part = self._computation.state(), None
+        begun, part = self._computation.begin_state(), None
         if parted:
             part = CheckpointPart(self._spec.replica, self._spec.plan.replicas, model=first or leaving)
-            state = state if part.model else without_model(state, sharded=self._computation.has_own_optimizer)
-        writer = f"{self._spec.worker}.a{self._spec.attempt:08d}"
-        written = self._checkpoints.write_files(self._spec.stage, done, state, writer=writer, part=part)
-        submit(lambda: self._checkpoints.publish(written))
+
+        def write() -> UnpublishedCheckpoint:
+            with begun as state:
+                if part is not None and not part.model:
+                    state = without_model(state, sharded=self._computation.has_own_optimizer)
+                writer = f"{self._spec.worker}.a{self._spec.attempt:08d}"
+                written = self._checkpoints.write_files(self._spec.stage, done, state, writer=writer, part=part)
+            self._interval.checkpoint_s = time.monotonic() - began_s
+            return written
+
+        if self._computation.device.is_host or self._computation.feedback() is not None:
+            written = write()  # before the next step changes the state
+            submit(lambda: self._checkpoints.publish(written))
+        else:
+            submit(lambda: self._checkpoints.publish(write()))
         self._saved_step = done
-        self._interval.checkpoint_s = time.monotonic() - began_s
 
     def _adopt_messages(self, messages_of: Callable[[int], StepMessages]) -> None:
         prefix = self._keys.messages(self._spec.worker)

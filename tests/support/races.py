@@ -7,6 +7,7 @@ replaced: a stage is one number, which each step changes, so that every message 
 import functools
 import itertools
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -20,6 +21,7 @@ from funcpipe.runstate.generations import write_payload
 from funcpipe.runstate.keys import Keys
 from funcpipe.runstate.lease import FencedStorage, Lease
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.training.device import HOST
 from funcpipe.training.state import StageState
 from funcpipe.worker.attempt import Attempt
 from funcpipe.worker.checkpoint_manager import CheckpointManager
@@ -90,6 +92,7 @@ def messages_of(worker: WorkerId, step: int) -> StepMessages:
 class Learned:
     """What a checkpoint manager takes for the computation of a stage."""
 
+    device = HOST
     has_own_optimizer = False
     saves_part = False
 
@@ -99,9 +102,9 @@ class Learned:
     def check_finite(self) -> None:
         """Nothing: a whole number is finite."""
 
-    def state(self) -> StageState:
-        """The number, as the state of a stage."""
-        return state_of(self.value)
+    def begin_state(self) -> AbstractContextManager[StageState]:
+        """Give the number, as the state of a stage."""
+        return nullcontext(state_of(self.value))
 
     def restore(self, state: StageState) -> None:
         """Go on from `state`."""
