@@ -56,9 +56,10 @@ class Streamed:
         torch.manual_seed(1)
         where = "cpu" if place.is_host else NAME
         self.layers = nn.Sequential(*(nn.Linear(600, 600) for _ in range(3))).to(where)
-        self.flat = FlatGradient([*self.layers.parameters()], [torch.zeros(2)], wire, place)
+        self.parameters = [parameter for layer in self.layers for parameter in (layer.bias, layer.weight)]
+        self.flat = FlatGradient(self.parameters, [torch.zeros(2)], wire, place)
         self.final: dict[int, int] = {}
-        for number, parameter in enumerate(self.layers.parameters()):
+        for number, parameter in enumerate(self.parameters):
             parameter.register_post_accumulate_grad_hook(partial(self._note, number))  # type: ignore[no-untyped-call]
         self.inputs = [values(seed, 2, 600).to(where) for seed in range(2)]
         self.reached, self.may_end = threading.Event(), threading.Event()
@@ -114,7 +115,7 @@ def test_a_bucket_waits_for_no_more_than_what_made_it_final_and_the_device_goes_
 
 @on_stand_in
 def test_gradients_that_the_last_backward_does_not_make_are_waited_for_too() -> None:
-    """The layer's gradient is of the micro-batch before, and the bias has none."""
+    """The weight's gradient is of the micro-batch before, and the bias has none; in the next step, neither has."""
     layer, inputs = nn.Linear(4, 4).to(NAME), values(1, 2, 4).to(NAME)
     flat = FlatGradient([*layer.parameters()], [], device=device())
     F.linear(inputs, layer.weight).sum().backward()  # type: ignore[no-untyped-call]
@@ -124,25 +125,32 @@ def test_gradients_that_the_last_backward_does_not_make_are_waited_for_too() -> 
         flat.wait_for(0, flat.layout.elements)
     assert [crossing.after for crossing in left] == [asked()]
     assert torch.equal(flat.vector[:16].view(4, 4), inputs.cpu().sum(0).expand(4, 4))
-    assert (flat.vector[16:] == 0).all()
-    assert flat.vector[16:].signbit().all()
+    assert ((flat.vector[16:] == 0) & flat.vector[16:].signbit()).all()
+    flat.begin_step()
+    begun = asked()
+    flat.start_last_backward(lambda: None)
+    inputs + 1
+    with crossings() as left:
+        flat.wait_for(0, flat.layout.elements)
+    assert [crossing.after for crossing in left] == [begun]
+    assert ((flat.vector == 0) & flat.vector.signbit()).all()
 
 
 @on_stand_in
 def test_sums_return_once_and_the_device_alone_waits_for_them() -> None:
     streamed = Streamed(device())
-    flat, parameters = streamed.flat, [*streamed.layers.parameters()]
+    flat, parameters = streamed.flat, streamed.parameters
     flat.complete([torch.zeros(2)])
     flat.vector.copy_(values(3, flat.layout.elements))
     summed = flat.vector.clone()
     before = copies()
     with NO_PROCESSOR_WAITS, crossings() as found:
-        hooked = flat.summed(parameters[0])
+        hooked = flat.summed(parameters[1])
         extras = flat.unpack_gradients()
     assert [(crossing.to_host, crossing.after) for crossing in found] == [(False, 0)]
     assert copies() - before == Copies(to_device=1, to_device_bytes=summed.nbytes)
     assert hooked is not None
-    assert torch.equal(hooked.cpu(), summed[2 : 2 + 360_000].view(600, 600))
+    assert torch.equal(hooked.cpu(), summed[602 : 602 + 360_000].view(600, 600))
     assert torch.equal(extras[0].cpu(), summed[:2])
     grads = [parameter.grad for parameter in parameters]
     assert torch.equal(torch.cat([grad.cpu().reshape(-1) for grad in grads if grad is not None]), summed[2:])
@@ -180,6 +188,11 @@ def test_tied_gradients_wait_for_the_backward_or_the_sum_that_made_them() -> Non
     assert [(crossing.to_host, crossing.after) for crossing in left] == [(True, end)]
     assert torch.equal(sent[name], expected[1])
     assert sent[name].is_pinned()
+    last.after_backward()
+    end = asked()
+    with crossings() as left:
+        last.gradients([name])
+    assert [crossing.after for crossing in left] == [end], "of the next step"
     with crossings() as received:
         first.receive(sent)
     assert [(crossing.to_host, crossing.after) for crossing in received] == [(False, 0)]
@@ -229,15 +242,15 @@ class Learning:
             self.learns.forward(m)
             self.learns.backward(m)
 
-    def update(self) -> None:
-        """With its own gradients as the sums."""
+    def flatten(self) -> None:
+        """Make its own gradients the sums."""
         if self.replicas > 1:
             self.learns.flatten()
-        self.learns.update()
 
     def step(self, step: int) -> None:
         self.passes(step)
-        self.update()
+        self.flatten()
+        self.learns.update()
 
 
 def held(stage: StageModule, learns: Computation) -> dict[str, Tensor]:
@@ -270,7 +283,9 @@ def test_a_checkpoint_is_copied_beside_the_next_passes_and_before_the_next_updat
         learning.passes(1)
     assert not found, "the next passes wait for no copy"
     with crossings() as found:
-        learning.update()
+        learning.flatten()
+        with NO_PROCESSOR_WAITS:
+            learning.learns.update()
     own = [crossing for crossing in found if crossing.after == end < crossing.asked and crossing.to_host]
     assert len(own) == 3 * len([*learning.stage.parameters()]), "parameters and their two moments"
     assert len(found) == len(own) + (2 if replicas > 1 else 0), "and gradients and their sums"
