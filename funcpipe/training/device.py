@@ -8,6 +8,7 @@ that of the device: its tensors, what it is given, and the state of its optimise
     activation-to-host, gradient-to-host        activations and gradients of a micro-batch
     bucket, flatten                             what replicas sum, to the host: each element once
     norm, update                                these sums, to the device: each element once
+    merge                                       of a divided optimiser, sums to the device and parameters to the host
     put-tied, get-tied, -sum                    gradients of tied parameters, to the host and to the device
 
 between two steps the state that a checkpoint holds, to the host (`state_copy`), and numbers that decide how to go on,

@@ -236,6 +236,7 @@ class FlatGradient(FlatVector):
         """Copy the parameters out of a vector in which updated parameters have replaced the gradients; returns the
         summed extras.
         """
+        self._fetch()
         with torch.no_grad():
             for number, parameter in enumerate(self.layout.parameters):
                 parameter.copy_(self.parameter(number))

@@ -40,6 +40,7 @@ from funcpipe.comm.sum_pattern import Pattern
 from funcpipe.core import Wire
 from funcpipe.errors import CorruptMessage
 from funcpipe.model.split.module_state import PREFIX
+from funcpipe.training.device import HOST, Device
 from funcpipe.training.gradients import Layout, is_absent
 from funcpipe.training.local_steps import joined_parts
 from funcpipe.training.norms import GradientNorm
@@ -78,21 +79,18 @@ class Segment:
         self.stop = stop
         whole = stop - start == parameter.numel()
         self.shape = parameter.shape if whole else torch.Size([stop - start])
-        self.proxy = nn.Parameter(torch.empty(0, dtype=parameter.dtype))
+        self.proxy = nn.Parameter(parameter.new_empty(0))
 
-    def load(self, summed: Tensor) -> bool:
-        """Give the proxy the current values and the gradient `summed`; False if no replica has a gradient."""
+    def load(self, summed: Tensor | None) -> None:
+        """Give the proxy the current values and the gradient `summed`; None if no replica has any."""
         self.proxy.data = self.cut(self.parameter.detach())
-        if is_absent(summed):
-            return False
-        self.proxy.grad = summed.to(self.parameter.dtype).view(self.shape)
-        return True
+        self.proxy.grad = None if summed is None else summed.to(self.parameter.dtype).view(self.shape)
 
     def unload(self, updated: Tensor) -> None:
         """Write the proxy's updated values into `updated`, and empty it."""
         updated.copy_(self.proxy.detach().reshape(-1))
         self.proxy.grad = None
-        self.proxy.data = torch.empty(0, dtype=self.parameter.dtype)
+        self.proxy.data = self.parameter.new_empty(0)
 
     def cut(self, values: Tensor) -> Tensor:
         """Return a copy of these elements of `values`, which has the parameter's shape."""
@@ -112,9 +110,13 @@ class ShardedOptimizer:
         rounds: Sequence[tuple[int, int]],
         *,
         clip_grad_value: float | None = None,
+        device: Device = HOST,
     ) -> None:
-        """Takes over `optimizer`, which was made for whole parameters; `rounds` holds this replica's [start, stop)."""
+        """Takes over `optimizer`, which was made for whole parameters on `device`; `rounds` holds this replica's
+        [start, stop).
+        """
         self.optimizer = optimizer
+        self._device = device
         self._clip_grad_value = clip_grad_value
         self.groups: list[list[nn.Parameter]] = [group["params"] for group in optimizer.param_groups]
         self._rounds = [tuple(_segments(layout, start, stop)) for start, stop in rounds]
@@ -122,17 +124,22 @@ class ShardedOptimizer:
         self._replace_parameters()
 
     def update(self, number: int, values: Tensor) -> None:
-        """Replace this replica's summed gradients of round `number`, `values`, by updated parameters.
+        """Replace this replica's summed gradients of round `number`, `values` on the host, by updated parameters.
 
         The model's own parameters do not change yet: a backward may still be using them.
         """
-        have_gradient = [segment.load(values[place]) for place, segment in self._rounds[number]]
+        have_gradient = [not is_absent(values[place]) for place, _ in self._rounds[number]]
+        computed = self._device.receive({"": values})[""]
+        for (place, segment), has_one in zip(self._rounds[number], have_gradient, strict=True):
+            segment.load(computed[place] if has_one else None)
         if self._clip_grad_value is not None:
             nn.utils.clip_grad_value_([segment.proxy for _, segment in self._rounds[number]], self._clip_grad_value)
         if any(have_gradient):
             self.optimizer.step()
         for place, segment in self._rounds[number]:
-            segment.unload(values[place])
+            segment.unload(computed[place])
+        if computed is not values:
+            self._device.leave([(values, computed)], [self._device.computed()]).synchronize()
 
     def _replace_parameters(self) -> None:
         """Have the optimiser update the segments' proxies in place of the parameters."""

@@ -49,6 +49,7 @@ class StageOptimizer:
     ) -> None:
         """`whole` are the trainable parameters of the model; the stage, on `device`, may have none of them."""
         self._stage = stage
+        self._device = device
         self._copy = StateCopy(device, stage)
         self._seed = seed
         own = trainable_parameters(stage, {shape.name for shape in whole})
@@ -69,7 +70,9 @@ class StageOptimizer:
         split = pattern.merges(replica)
         assert split is not None, "every replica sums a split of its own"
         ranges = [splits[split] for splits in piece_ranges(layout.elements, pattern, layout.head, unit)]
-        self._sharded = ShardedOptimizer(self._optimizer, layout, ranges, clip_grad_value=self._clip_grad_value)
+        self._sharded = ShardedOptimizer(
+            self._optimizer, layout, ranges, clip_grad_value=self._clip_grad_value, device=self._device
+        )
 
     @property
     def is_sharded(self) -> bool:

@@ -23,7 +23,6 @@ REFUSED: dict[str, tuple[dict[str, Any], Plan]] = {
     "precision='fp16'": ({"precision": Precision.FP16}, PLAN),
     "an average": ({"average": EMA(decay=0.9)}, PLAN),
     "coupled='cache'": ({"coupled": Coupled.CACHE}, replace(PLAN, joint_loss=True)),
-    "shard_optimizer": ({}, replace(PLAN, shard_optimizer=True)),
     "replicas that train alone": ({}, replace(PLAN, sync_every=4)),
 }
 

@@ -69,9 +69,10 @@ def made(network: Network) -> nn.Module:
     return network.model()
 
 
-def plan_of(network: Network, stages: int, replicas: int, **options: Any) -> Plan:
+def plan_of(network: Network, stages: int, replicas: int, *, shard_optimizer: bool = False, **options: Any) -> Plan:
     sample, options = (network.data(2)[0],), {"micro_batch": 3, "micro_batches": 2, **options}
-    return even_plan(made(network), sample, stages=stages, replicas=replicas, **options)
+    plan = even_plan(made(network), sample, stages=stages, replicas=replicas, **options)
+    return dataclasses.replace(plan, shard_optimizer=shard_optimizer)
 
 
 def samples_of(network: Network, plan: Plan, steps: int = 2) -> list[tuple[Tensor, Tensor]]:
@@ -119,6 +120,7 @@ def differing(found: Tensors, expected: Tensors) -> dict[str, float]:
     ("stages", "replicas", "options", "optimizer"),
     [
         (2, 2, {"schedule": ScheduleKind.ONE_F_ONE_B, "sync": Sync.STREAMED}, adamw),
+        (2, 2, {"sync": Sync.STREAMED, "shard_optimizer": True}, adamw),
         pytest.param(3, 1, {"recompute": True}, momentum, marks=pytest.mark.long),
     ],
 )
@@ -153,6 +155,8 @@ def test_bf16_equals_plain_training_under_autocast_on_the_device(name: str) -> N
         pytest.param(2, 1, {"schedule": ScheduleKind.ONE_F_ONE_B, "recompute": True}, momentum, marks=pytest.mark.long),
         pytest.param(3, 2, {"schedule": ScheduleKind.ONE_F_ONE_B}, adamw, marks=pytest.mark.long),
         (2, 2, {"sync": Sync.STREAMED, "wire": Wire.BF16, "wire_sync": Wire.INT8}, momentum),
+        (2, 2, {"sync": Sync.STREAMED, "shard_optimizer": True}, momentum),
+        pytest.param(1, 3, {"shard_optimizer": True, "wire_sync": Wire.INT8}, adamw, marks=pytest.mark.long),
     ],
 )
 @on_stand_in

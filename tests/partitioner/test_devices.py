@@ -180,6 +180,10 @@ def test_a_divided_optimiser_and_recomputation_count_on_the_device() -> None:
     assert whole is not None
     assert divided is not None
     assert whole.state_bytes - divided.state_bytes == 75
+    assert divided.activation_bytes - whole.activation_bytes == 2 * 25, "sums and parameters of a share"
+    adam = evaluate(replace(plan, shard_optimizer=True, optimizer=OptimizerKind.ADAM), profile, spec).stages[1].device
+    assert adam is not None
+    assert adam.activation_bytes - divided.activation_bytes == 25, "the root of its second moments"
     again = evaluate(replace(plan, stages=tuple(replace(s, recompute=True) for s in plan.stages)), profile, spec)
     device = again.stages[1].device
     assert device is not None

@@ -17,7 +17,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from funcpipe.core import Wire
+from funcpipe.comm.collectives import pattern
+from funcpipe.comm.piece_ranges import piece_ranges
+from funcpipe.comm.sum_pattern import Pattern
+from funcpipe.core import Sync, Wire
 from funcpipe.core.routes import TieRoute
 from funcpipe.model.graph import trace
 from funcpipe.model.split import StageModule, dump_stage, load_stage, split
@@ -221,7 +224,7 @@ def network() -> nn.Module:
 class Learning:
     """One stage that learns on the device, step by step."""
 
-    def __init__(self, replicas: int = 1) -> None:
+    def __init__(self, replicas: int = 1, shards: Pattern | None = None) -> None:
         torch.manual_seed(1)
         self.replicas = replicas
         graph = trace(network(), (torch.zeros(3, 600),))
@@ -229,7 +232,7 @@ class Learning:
         optimizer = partial(torch.optim.AdamW, lr=torch.tensor(0.01))
         schedule = partial(torch.optim.lr_scheduler.ExponentialLR, gamma=0.5)
         recipe = Recipe(loss=F.cross_entropy, optimizer=optimizer, scheduler=schedule)
-        options = {"recompute": False, "replica": 0, "replicas": replicas, "device": device()}
+        options = {"recompute": False, "replica": 0, "replicas": replicas, "device": device(), "shards": shards}
         self.learns = Computation(self.stage, recipe=recipe, seed=0, **options)  # type: ignore[arg-type]
 
     def passes(self, step: int) -> None:
@@ -332,6 +335,36 @@ def test_a_checkpoint_has_the_memory_of_the_one_before_and_waits_for_its_end() -
     with again as state:
         assert not differing(state, held(learning.stage, learning.learns))
         assert {name: tensor.data_ptr() for name, tensor in state.tensors.items()} == places
+
+
+@on_stand_in
+def test_a_divided_optimiser_updates_its_share_on_the_device_once_the_checkpoint_is_copied() -> None:
+    shards = pattern(Sync.PIPELINED, 2)
+    learning = Learning(2, shards)
+    flat, learns = learning.learns.flat, learning.learns
+    shares = [splits[0] for splits in piece_ranges(flat.layout.elements, shards, flat.layout.head)]
+
+    def update_share() -> None:
+        for number, share in enumerate(shares):
+            learns.update_split(0, number, flat.vector[slice(*share)])
+
+    learning.passes(0)
+    learning.flatten()
+    update_share()
+    learns.update()
+    expected = {name: tensor.clone() for name, tensor in learns.state().tensors.items()}
+    begun = learns.begin_state()
+    end = asked()
+    with crossings() as found:
+        update_share()
+    kept = [name for name, tensor in expected.items() if name.startswith("optimizer/") and tensor.dim()]
+    first = len([*learning.stage.parameters()]) + len(kept)
+    assert {(crossing.to_host, crossing.after) for crossing in found[:first]} == {(True, end)}
+    assert [crossing.to_host for crossing in found[first:]] == [False, True] * len(shares)
+    assert found[-1].after == asked()
+    with begun as state:
+        assert not differing(state, expected)
+    assert differing(learns.state(), expected)
 
 
 @on_stand_in

@@ -18,7 +18,6 @@ def check_accelerated(job: Job, stages: Sequence[PreparedStage], functions: Plat
         return
     refused = {
         f"precision={recipe.precision.value!r}, only 'fp32' and 'bf16'": recipe.precision.scales_loss,
-        "shard_optimizer": plan.divides_optimizer,
         "replicas that train alone (sync_every)": plan.trains_locally,
         "coupled='cache'": recipe.coupled is Coupled.CACHE,
         "an average of the parameters": recipe.average is not None,

@@ -344,7 +344,7 @@ def _split(use: MemoryUse, loads: Loads, setting: Setting, held: Array | float) 
     on_device, joint, saved = loads.on_device, joint_memory_bytes(loads, setting), parameter_copies(setting) - 1
     passing = passing_bytes(loads, setting, copies=saved, buffers=buffer_copies(setting), joint_bytes=joint)
     like = np.broadcast_arrays(use.state_bytes + np.zeros(on_device.shape), on_device)[0]
-    working = working_bytes(loads, setting, held) + joint
+    working, step = working_bytes(loads, setting, held) + joint, step_bytes(loads, setting)
     return MemoryUse(
         base_bytes=np.where(on_device, use.base_bytes + DRIVER_BYTES, use.base_bytes),
         state_bytes=np.where(on_device, host_state, use.state_bytes),
@@ -354,7 +354,9 @@ def _split(use: MemoryUse, loads: Loads, setting: Setting, held: Array | float) 
         device=MemoryUse(
             base_bytes=np.full_like(like, CONTEXT_MB * MB),
             state_bytes=device_state + np.zeros_like(like),
-            activation_bytes=np.maximum(working, step_bytes(loads, setting) - waste_bytes(working)),
+            activation_bytes=working + step
+            if shares(setting) > 1
+            else np.maximum(working, step - waste_bytes(working)),
             waste_bytes=waste_bytes(working),
             data_bytes=np.zeros_like(like),
         ),
@@ -383,11 +385,17 @@ def working_bytes(loads: Loads, setting: Setting, held: Array | float) -> Array:
 
 def step_bytes(loads: Loads, setting: Setting) -> Array:
     """Bytes that the step of an optimiser on a device holds when activations are gone: it updates all parameters at
-    once, and Adam's takes the root of all second moments for that.
+    once, and Adam's takes the root of all second moments for that. A divided one updates its share beside the last
+    backward, and holds the sums and the parameters of that once more.
     """
-    copies = 1.0 if setting.values_per_parameter >= OptimizerKind.ADAM.values_per_parameter else 0.0
-    total: Array = copies * loads.parameter_bytes
-    return total
+    each, more = shares(setting), 2.0 if shares(setting) > 1 else 0.0
+    has_root = round(setting.values_per_parameter * each) >= OptimizerKind.ADAM.values_per_parameter
+    return np.asarray((more + has_root) / each * loads.parameter_bytes)
+
+
+def shares(setting: Setting) -> int:
+    """Return the number of replicas over which the optimiser is divided."""
+    return setting.replicas if setting.sharded and not setting.alone else 1
 
 
 def joint_memory_bytes(loads: Loads, setting: Setting) -> Array:
