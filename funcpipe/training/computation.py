@@ -186,9 +186,9 @@ class Computation:
         return self.flat if self.outer is None else self.outer.steps[fragment].changes
 
     @property
-    def shared_parameters(self) -> tuple[Tensor, ...]:
-        """The parameters that are the same in all replicas of the stage, on the host."""
-        return self.device.read(self.parameters) if self.outer is None else self.outer.shared
+    def shared_parameters(self) -> Iterable[Tensor]:
+        """The parameters that are the same in all replicas, on the host; those of a device are read one by one."""
+        return map(self.device.read, self.parameters) if self.outer is None else self.outer.shared
 
     @property
     def is_sharded(self) -> bool:

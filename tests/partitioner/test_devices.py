@@ -235,7 +235,7 @@ def test_a_plan_is_refused_that_lacks_either_memory(memory_mb: int, device_mb: i
 
 def test_a_message_crosses_the_bus_and_then_the_link() -> None:
     """By hand: 6 MB take 0.0005 s at 12 GB/s, then 0.1 s at 60 MB/s and a latency, half of that in 16 bits; a gradient
-    and its sum take 0.0005 s each.
+    and its sum take 0.0005 s each, and so do both ways of the half that a replica updates.
     """
     spec = gpu_platform(gpu_size("gpu", memory_mb=4096, device_mb=4096))
     profile = two_layers(spec, sent_bytes=6_000_000)
@@ -248,15 +248,17 @@ def test_a_message_crosses_the_bus_and_then_the_link() -> None:
         assert not first.forward_to_device_s + first.backward_to_host_s + last.forward_to_host_s
     large = replace(profile, layers=tuple(replace(layer, parameter_bytes=6_000_000) for layer in profile.layers))
     on_cpu = replace(spec, sizes=tuple(replace(size, accelerator=None) for size in spec.sizes))
-    crossed, plain = (evaluate(two_stages(spec, replicas=2), large, one).stages[0].sync_s for one in (spec, on_cpu))
-    assert crossed - plain == pytest.approx(2 * 0.0005)
+    for shard, times in ((False, 2), (True, 3)):
+        plan = two_stages(spec, replicas=2, shard_optimizer=shard)
+        crossed, plain = (evaluate(plan, large, one).stages[0].sync_s for one in (spec, on_cpu))
+        assert crossed - plain == pytest.approx(times * 0.0005)
 
 
-@pytest.mark.parametrize("replicas", [1, 2])
-def test_the_simulated_plan_takes_the_seconds_of_the_closed_form(replicas: int) -> None:
+@pytest.mark.parametrize(("replicas", "shard"), [(1, False), (2, False), (2, True)])
+def test_the_simulated_plan_takes_the_seconds_of_the_closed_form(replicas: int, shard: bool) -> None:
     profile = two_layers(SLOW, sent_bytes=60_000_000)
     profile = replace(profile, layers=tuple(replace(layer, parameter_bytes=10**8) for layer in profile.layers))
-    plan = two_stages(SLOW, replicas=replicas, micro_batches=4, sync=Sync.THREE_PHASE)
+    plan = two_stages(SLOW, replicas=replicas, micro_batches=4, sync=Sync.THREE_PHASE, shard_optimizer=shard)
     expected = evaluate(plan, profile, SLOW)
     assert predict(plan, profile, SLOW).duration_s == pytest.approx(expected.iteration_s, rel=1e-9)
 
@@ -339,6 +341,7 @@ def test_the_search_finds_the_best_of_all_plans_on_functions_with_and_without_gp
         recompute=Recompute.AUTO if seed % 2 else Recompute.NEVER,
         replicas=(1, 2),
         sync=Sync.PIPELINED,
+        shard_optimizer=seed == 2,
         time_value=[0.0, 30.0, 3000.0][seed],
     )
     problem = Problem(profile=profile, spec=spec, training=training)

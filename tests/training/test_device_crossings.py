@@ -59,7 +59,8 @@ class Streamed:
         torch.manual_seed(1)
         where = "cpu" if place.is_host else NAME
         self.layers = nn.Sequential(*(nn.Linear(600, 600) for _ in range(3))).to(where)
-        self.parameters = [parameter for layer in self.layers for parameter in (layer.bias, layer.weight)]
+        names = [f"{layer}.{kind}" for layer in range(3) for kind in ("bias", "weight")]
+        self.parameters = [self.layers.get_parameter(name) for name in names]
         self.flat = FlatGradient(self.parameters, [torch.zeros(2)], wire, place)
         self.final: dict[int, int] = {}
         for number, parameter in enumerate(self.parameters):

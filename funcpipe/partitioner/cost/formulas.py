@@ -354,9 +354,7 @@ def _split(use: MemoryUse, loads: Loads, setting: Setting, held: Array | float) 
         device=MemoryUse(
             base_bytes=np.full_like(like, CONTEXT_MB * MB),
             state_bytes=device_state + np.zeros_like(like),
-            activation_bytes=working + step
-            if shares(setting) > 1
-            else np.maximum(working, step - waste_bytes(working)),
+            activation_bytes=working + step if setting.shares > 1 else np.maximum(working, step - waste_bytes(working)),
             waste_bytes=waste_bytes(working),
             data_bytes=np.zeros_like(like),
         ),
@@ -388,14 +386,9 @@ def step_bytes(loads: Loads, setting: Setting) -> Array:
     once, and Adam's takes the root of all second moments for that. A divided one updates its share beside the last
     backward, and holds the sums and the parameters of that once more.
     """
-    each, more = shares(setting), 2.0 if shares(setting) > 1 else 0.0
+    each, more = setting.shares, 2.0 if setting.shares > 1 else 0.0
     has_root = round(setting.values_per_parameter * each) >= OptimizerKind.ADAM.values_per_parameter
     return np.asarray((more + has_root) / each * loads.parameter_bytes)
-
-
-def shares(setting: Setting) -> int:
-    """Return the number of replicas over which the optimiser is divided."""
-    return setting.replicas if setting.sharded and not setting.alone else 1
 
 
 def joint_memory_bytes(loads: Loads, setting: Setting) -> Array:

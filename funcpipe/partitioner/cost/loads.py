@@ -277,6 +277,11 @@ class Setting:
         return SyncWay(self.sync, self.streams)
 
     @property
+    def shares(self) -> int:
+        """The number of replicas over which the optimiser is divided."""
+        return self.replicas if self.sharded and not self.alone else 1
+
+    @property
     def micro_batches_each(self) -> int:
         """Micro-batches that each replica works through."""
         return self.micro_batches // self.replicas

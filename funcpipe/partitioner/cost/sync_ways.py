@@ -98,10 +98,13 @@ class Crossing(NamedTuple):
 
 
 def sum_crossing(loads: Loads, setting: Setting) -> Crossing:
-    """The crossing of sums of each stage: each gradient leaves once, and each sum returns once."""
+    """The crossing of sums of each stage: each gradient leaves once, and each sum returns once; the share that a
+    replica updates crosses once more each way.
+    """
     summed = setting.exchanged_bytes(loads.summed_bytes) if setting.replicas > 1 else np.zeros_like(loads.summed_bytes)
     tied = loads.ties.upload_bytes + loads.ties.download_bytes
-    return Crossing(tied / loads.host_device_bytes_s, 2 * summed / loads.host_device_bytes_s)
+    times = 2 + 2 / setting.shares if setting.shares > 1 else 2
+    return Crossing(tied / loads.host_device_bytes_s, times * summed / loads.host_device_bytes_s)
 
 
 def tied_times(loads: Loads, setting: Setting, up: Array, down: Array) -> tuple[Array, Array]:
