@@ -88,7 +88,7 @@ class Streamed:
         assert self.may_end.wait(WAIT_S), "the test has not got what was final"
 
 
-@pytest.mark.parametrize("wire", [Wire.FP32, Wire.FP16])
+@pytest.mark.parametrize("wire", [Wire.FP32, Wire.BF16])
 @on_stand_in
 def test_a_bucket_waits_for_no_more_than_what_made_it_final_and_the_device_goes_on(wire: Wire) -> None:
     on_host, here = Streamed(HOST, wire=wire), Streamed(device(), wire=wire)
