@@ -19,10 +19,10 @@ context; on the host what travels, and what is loaded and saved. By hand, in MB,
 parameters, 7 of constants, 40 of activations and workspace, messages of 10 in and 20 out, forward and backward.
 
     device    context + 3 · 100 + 7 + (40 + 10 + 20) + 70 / 8                        = context + 386
-    host      base + driver + 100 + max(100, 320, 413)                               = base + driver + 513
+    host      base + driver + 100 + max(100, 648)                                    = base + driver + 748
 
-The host holds the gradient as it leaves the device, and what it needs to load, to sum (`buffer_copies`) or to save,
-whichever is most: see `host_memory.py`.
+The host holds the gradient as it leaves the device, and what it needs to load, or to sum (`buffer_copies`) and save:
+see `host_memory.py`.
 """
 
 import functools

@@ -1,17 +1,15 @@
-"""What a function with an accelerator holds of its host besides the vector of gradients: the most of three moments.
+"""What a function with an accelerator holds of its host besides the vector of gradients: the more of two moments.
 
 By hand, in MB, as in `formulas.py`: SGD with momentum on 4 replicas, 100 of parameters, 7 of constants, messages of 10
 in and 20 out, forward and backward.
 
-    loading    100 + max(100, 7 + 7), when there are no gradients yet                 200 - 100 = 100
-    summing    2 · (30 + 30) for messages, pinned and as they travel, 2 · 100 for sums          = 320
-    saving     60 + 100 / 4, parameters and momentum, and a file       60 + 25 + 2 · 100 + 2 · 64 = 413
+    loading     100 + max(100, 7 + 7), when there are no gradients yet                        200 - 100 = 100
+    training    2 · (30 + 30) for messages, 2 · 100 for sums, 2 · 100 to save, and 2 · 64 for a file    = 648
 
 What is loaded is on the host before it is on the device: parameters, at first in their message too, then constants,
-which are read in pieces, four at once. Between steps there are no messages, but the memory that was pinned for them
-stays pinned, as torch keeps it, and so does the buffer of the largest that goes out, which the channel keeps: here that
-of a sum. Of a checkpoint all is copied from the device at once; a file of it, 64 MB at most, is there twice while it is
-written. Files with tensors that leave room in them are smaller than that.
+which are read in pieces, four at once. Messages are there pinned and as they travel. Of a checkpoint, parameters and
+momentum are copied from the device at once, into memory that is kept for the next one; it is written while steps go on,
+and a file of it, 64 MB at most, is there twice. Files with tensors that leave room in them are smaller than that.
 """
 
 from typing import Any
@@ -34,13 +32,11 @@ def passing_bytes(loads: Loads, setting: Setting, *, copies: float, buffers: flo
     `joint_bytes`.
     """
     traffic, summed_bytes = loads.traffic, loads.summed_bytes * (setting.replicas > 1)
-    out_bytes = np.maximum(traffic.forward_out_bytes, traffic.backward_out_bytes)
     pinned_bytes = traffic.forward_out_bytes + traffic.backward_out_bytes
     pinned_bytes = pinned_bytes + traffic.forward_in_bytes + traffic.backward_in_bytes
     saved_bytes = copies * loads.parameter_bytes
-    summing = 2 * pinned_bytes + joint_bytes + buffers * summed_bytes
-    kept_bytes = pinned_bytes + np.maximum(summed_bytes / setting.replicas, out_bytes)
-    saving = kept_bytes + saved_bytes + 2 * np.minimum(saved_bytes, FILE_BYTES)
+    training = 2 * pinned_bytes + joint_bytes + buffers * summed_bytes + saved_bytes
+    training = training + 2 * np.minimum(saved_bytes, FILE_BYTES)
     constant_bytes = loads.constant_bytes + np.minimum(loads.constant_bytes, PIECES_BYTES)
     loading = loads.parameter_bytes + np.maximum(loads.parameter_bytes, constant_bytes) - summed_bytes
-    return np.asarray(np.maximum(np.maximum(summing, saving), loading))
+    return np.asarray(np.maximum(training, loading))
