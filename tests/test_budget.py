@@ -23,34 +23,34 @@ class Size(NamedTuple):
 
 
 ROOMS = {
-    "analysis": Size(462, 6, 19),
+    "analysis": Size(477, 6, 21),
     "api": Size(633, 9, 15),
     "cli": Size(2396, 16, 116),
     "client": Size(5092, 53, 197),
-    "comm": Size(1420, 25, 59),
-    "core": Size(3417, 135, 226),
+    "comm": Size(1423, 25, 60),
+    "core": Size(3427, 135, 226),
     "data": Size(524, 17, 18),
     "examples": Size(41, 0, 6),
     "loggers": Size(363, 6, 8),
     "model": Size(6199, 97, 242),
-    "neighbours": Size(3792, 72, 201),
-    "partitioner": Size(5806, 73, 281),
+    "neighbours": Size(3800, 72, 201),
+    "partitioner": Size(5837, 73, 282),
     "platforms": Size(6705, 107, 264),
     "profiler": Size(1059, 15, 46),
     "runstate": Size(2636, 41, 138),
-    "scheduler": Size(2044, 42, 64),
-    "show": Size(1762, 11, 98),
+    "scheduler": Size(2085, 42, 66),
+    "show": Size(1764, 11, 98),
     "sweep": Size(1176, 22, 22),
     "testing": Size(839, 19, 23),
-    "training": Size(5891, 106, 207),
-    "worker": Size(2338, 37, 48),
+    "training": Size(6003, 107, 208),
+    "worker": Size(2402, 38, 49),
 }
 """The budget of each folder of `funcpipe`."""
 
 SLACK = 0.02
 """The share by which a room may be below its budget before that must be lowered."""
 
-MODULES, LINES, EXPORTED, VERBS = 592, 89_666, 82, 18
+MODULES, LINES, EXPORTED, VERBS = 592, 90_181, 82, 18
 LINES_OF_A_FILE, LINES_OF_A_FUNCTION = 400, 60
 
 

@@ -95,9 +95,12 @@ def test_two_stages_in_processes_are_predicted_and_observed() -> None:
 
 @on_stand_in
 def test_memory_of_the_stand_in_is_not_the_host_s() -> None:
-    """Tensors of 64 MB have memory of their own, which goes back at once."""
+    """Tensors of 64 MB have memory of their own; what the first operators load is there before, and a few pages of the
+    system's own come and go.
+    """
+    assert torch.ones(8, device=NAME).cpu().sum() == 8
     before = gpu_processes.host_bytes()
     there = torch.ones(16 << 20, device=NAME)
-    assert abs(gpu_processes.host_bytes() - before) < 1 << 20, there.nbytes
+    assert abs(gpu_processes.host_bytes() - before) < there.nbytes // 8
     here = there.cpu()
-    assert abs(gpu_processes.host_bytes() - before - here.nbytes) < 1 << 20
+    assert abs(gpu_processes.host_bytes() - before - here.nbytes) < here.nbytes // 8

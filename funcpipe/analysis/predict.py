@@ -11,23 +11,19 @@ from functools import partial
 
 import numpy as np
 
+from funcpipe.analysis.payloads import payloads, routes_of
 from funcpipe.comm.collectives import pattern_of
-from funcpipe.comm.sum_pattern import Pattern
 from funcpipe.core import (
     ModelProfile,
     Plan,
     PlatformSpec,
     Resource,
-    Routes,
     Trace,
     Wire,
-    find_routes,
     prices_of,
-    stages_of_layers,
     worker_name,
 )
 from funcpipe.core.texts import spread_prefix
-from funcpipe.errors import InvalidValue
 from funcpipe.partitioner.cost import Array
 from funcpipe.partitioner.cost.evaluate import column_of, plan_loads, plan_setting
 from funcpipe.partitioner.cost.formulas import crossing_link, lane_times
@@ -44,8 +40,6 @@ from funcpipe.scheduler.simulator.folded_graph import FoldedGraph
 from funcpipe.scheduler.simulator.request_queues import BURST_S, StepLimits
 from funcpipe.scheduler.simulator.simulate import play_folded
 from funcpipe.scheduler.tasks import GETS, PUTS, RESOURCES, Kind, Task
-
-_NORM_BYTES = 8
 
 _SUMS = frozenset(
     {
@@ -182,7 +176,7 @@ def mean_step_s(
         return (played(fragment=fragment).duration_s if fragment else met_s) - alone_s
 
     first_s = longer_s(0)
-    if fragments > 1 and _routes(plan, profile).ties:  # which meet with the first fragment
+    if fragments > 1 and routes_of(plan, profile).ties:  # which meet with the first fragment
         first_s = (first_s + (fragments - 1) * longer_s(1)) / fragments
     return alone_s + share * first_s
 
@@ -212,7 +206,7 @@ def step_shape(
         stages=len(plan.stages),
         replicas=plan.replicas,
         micro_batches=plan.micro_batches,
-        routes=_routes(plan, profile),
+        routes=routes_of(plan, profile),
         schedule=plan.schedule,
         sync=plan.sync,
         streams=plan.streams,
@@ -243,7 +237,7 @@ def task_cost(plan: Plan, profile: ModelProfile, spec: PlatformSpec, *, meets: b
     loads = plan_loads(plan, profile, spec)
     setting = plan_setting(plan, profile, alone)
     lanes = lane_times(loads, setting, workers=plan.workers)
-    payload = _payloads(plan, profile)
+    payload = payloads(plan, profile)
     rounding = [_StageRounding.of(plan, profile, setting, loads, i) for i in range(len(plan.stages))]
     parts_s = _parts_of_backwards(plan, profile, lanes.backward_s, [each.beside_s for each in rounding])
     sums = plan.replicas > 1 and (meets or not plan.trains_locally)
@@ -356,55 +350,3 @@ def _reached(wanted: float, made: Array, ends_s: Array) -> float:
         return float(ends_s[0])
     share = (wanted - made[i - 1]) / (made[i] - made[i - 1])
     return float(ends_s[i - 1] + share * (ends_s[i] - ends_s[i - 1]))
-
-
-def _routes(plan: Plan, profile: ModelProfile) -> Routes:
-    stage_of_layer = stages_of_layers((stage.first, stage.stop) for stage in plan.stages)
-    return find_routes(stage_of_layer, profile.tensors, profile.ties)
-
-
-def _payloads(plan: Plan, profile: ModelProfile) -> Callable[[Task], float]:
-    routes = _routes(plan, profile)
-    activations = {(route.producer, part): route.payload_bytes for part, route in routes.numbered_activations()}
-    gradients = {(route.consumer, route.producer): route.payload_bytes for route in routes.gradients}
-    ratios = dict.fromkeys((Kind.PUT_ACTIVATION, Kind.GET_ACTIVATION), plan.wire.ratio)
-    ratios |= dict.fromkeys((Kind.PUT_GRADIENT, Kind.GET_GRADIENT), plan.gradient_wire.ratio)
-    fragments = plan.sync_fragments if plan.trains_locally else 1
-    summed = [profile.summed_bytes(stage.first, stage.stop) / fragments for stage in plan.stages]
-    patterns = [pattern_of(plan, stage) for stage in range(len(plan.stages))]
-
-    def payload(task: Task) -> float:
-        match task.kind, task.peer, task.part:
-            case Kind.PUT_ACTIVATION | Kind.ACTIVATION_TO_HOST, None, int(part):
-                return ratios.get(task.kind, 1.0) * activations[task.stage, part]
-            case Kind.GET_ACTIVATION | Kind.ACTIVATION_TO_DEVICE, int(peer), int(part):
-                return ratios.get(task.kind, 1.0) * activations[peer, part]
-            case Kind.PUT_GRADIENT | Kind.GRADIENT_TO_HOST, int(peer), None:
-                return ratios.get(task.kind, 1.0) * gradients[task.stage, peer]
-            case Kind.GET_GRADIENT | Kind.GRADIENT_TO_DEVICE, int(peer), None:
-                return ratios.get(task.kind, 1.0) * gradients[peer, task.stage]
-            case Kind.PUT_TIED | Kind.GET_TIED | Kind.PUT_TIED_SUM | Kind.GET_TIED_SUM, _, int(part):
-                return routes.ties[part % len(routes.ties)].payload_bytes
-            case Kind.PUT_OUTPUTS | Kind.GET_OUTPUTS, _, None:
-                return plan.micro_batches // plan.replicas * profile.joint_bytes
-            case Kind.PUT_NORM | Kind.GET_NORM, _, None:
-                return _NORM_BYTES
-            case _:
-                raw = task.kind in (Kind.PUT_SPLIT, Kind.GET_SPLIT)
-                ratio = (plan.wire_sync if raw else plan.merged_wire).ratio
-                return ratio * summed[task.stage] * _share(task, patterns[task.stage])
-
-    return payload
-
-
-def _share(task: Task, chosen: Pattern) -> float:
-    """The share of the gradient that a transfer of a synchronisation moves."""
-    match task.kind, task.part:
-        case Kind.PUT_SPLIT, int(part):
-            return chosen.raw_share(task.replica, part)
-        case Kind.GET_SPLIT, int(part):
-            return chosen.read_share(part)
-        case Kind.PUT_MERGED | Kind.GET_MERGED, int(part):
-            return chosen.merged_share(part)
-        case _:
-            raise InvalidValue("task", str(task), "must move bytes")

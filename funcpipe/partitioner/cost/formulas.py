@@ -19,10 +19,10 @@ context; on the host what travels, and what is loaded and saved. By hand, in MB,
 parameters, 7 of constants, 40 of activations and workspace, messages of 10 in and 20 out, forward and backward.
 
     device    context + 3 · 100 + 7 + (40 + 10 + 20) + 70 / 8                        = context + 386
-    host      base + driver + 100 + max(100, 648)                                    = base + driver + 748
+    host      base + driver + 100 + max(100, 623)                                    = base + driver + 723
 
-The host holds the gradient as it leaves the device, and what it needs to load, or to sum (`buffer_copies`) and save:
-see `host_memory.py`.
+The host holds the gradient as it leaves the device, and what it needs to load or, if that is more, to train: see
+`accelerator_memory.py`.
 """
 
 import functools
@@ -32,10 +32,10 @@ from typing import Any
 
 import numpy as np
 
-from funcpipe.core import MB, OptimizerKind, ScheduleKind, StoreSpec, SyncWay
+from funcpipe.core import MB, ScheduleKind, StoreSpec, SyncWay
 from funcpipe.core.accelerator import CONTEXT_MB
 from funcpipe.partitioner.cost import Array, BoolArray
-from funcpipe.partitioner.cost.host_memory import passing_bytes
+from funcpipe.partitioner.cost.accelerator_memory import host_bytes, step_bytes, working_bytes
 from funcpipe.partitioner.cost.loads import Loads, Setting
 from funcpipe.partitioner.cost.pipeline import StageCosts
 from funcpipe.partitioner.cost.stores import (
@@ -342,13 +342,13 @@ def _split(use: MemoryUse, loads: Loads, setting: Setting, held: Array | float) 
         constant_bytes=loads.constant_bytes,
     )
     on_device, joint, saved = loads.on_device, joint_memory_bytes(loads, setting), parameter_copies(setting) - 1
-    passing = passing_bytes(loads, setting, copies=saved, buffers=buffer_copies(setting), joint_bytes=joint)
+    of_host = host_bytes(loads, setting, copies=saved, buffers=buffer_copies(setting), joint_bytes=joint)
     like = np.broadcast_arrays(use.state_bytes + np.zeros(on_device.shape), on_device)[0]
     working, step = working_bytes(loads, setting, held) + joint, step_bytes(loads, setting)
     return MemoryUse(
         base_bytes=np.where(on_device, use.base_bytes + DRIVER_BYTES, use.base_bytes),
         state_bytes=np.where(on_device, host_state, use.state_bytes),
-        activation_bytes=np.where(on_device, passing, use.activation_bytes),
+        activation_bytes=np.where(on_device, of_host, use.activation_bytes),
         waste_bytes=np.where(on_device, 0.0, use.waste_bytes),
         data_bytes=use.data_bytes,
         device=MemoryUse(
@@ -359,36 +359,6 @@ def _split(use: MemoryUse, loads: Loads, setting: Setting, held: Array | float) 
             data_bytes=np.zeros_like(like),
         ),
     )
-
-
-def working_bytes(loads: Loads, setting: Setting, held: Array | float) -> Array:
-    """Bytes that passes hold on a device at their peak, beside the state with all its gradients.
-
-    One replica has no gradients until its first backward, with all micro-batches held, makes them. After that it holds
-    as many micro-batches again if there are more to come, else one less. Several replicas have the vector of gradients
-    at all times. By hand, with the layers of `backward_peaks`, 80 MB of activations and 10 of parameters: two
-    micro-batches that are all held need 2 * 80 + 20 - 10 = 170 MB in the first backward, and 80 + 20 in the second; of
-    four, of which two are held, the second backward needs 2 * 80 + 20 = 180 MB.
-    """
-    kept = np.where(loads.recompute, loads.input_bytes, loads.device_activation_bytes + loads.held_input_bytes)
-    again = np.where(loads.recompute, loads.device_activation_bytes, 0.0)
-    beyond, making = loads.peaks
-    adding = again + beyond
-    if setting.replicas > 1:
-        return np.asarray(held * kept + adding)
-    left = np.where(np.asarray(held) < setting.micro_batches_each, held, np.asarray(held) - 1)
-    first = held * kept + np.minimum(again + making - loads.parameter_bytes, adding)
-    return np.asarray(np.maximum(np.maximum(first, np.where(left > 0, left * kept + adding, 0.0)), 0.0))
-
-
-def step_bytes(loads: Loads, setting: Setting) -> Array:
-    """Bytes that the step of an optimiser on a device holds when activations are gone: it updates all parameters at
-    once, and Adam's takes the root of all second moments for that. A divided one updates its share beside the last
-    backward, and holds the sums and the parameters of that once more.
-    """
-    each, more = setting.shares, 2.0 if setting.shares > 1 else 0.0
-    has_root = round(setting.values_per_parameter * each) >= OptimizerKind.ADAM.values_per_parameter
-    return np.asarray((more + has_root) / each * loads.parameter_bytes)
 
 
 def joint_memory_bytes(loads: Loads, setting: Setting) -> Array:
