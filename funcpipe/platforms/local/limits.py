@@ -16,7 +16,6 @@ from funcpipe.platforms.local.throttle import link_of
 
 _REMOVAL_S = 2.0  # for processes that were killed to leave their group
 
-
 PERIOD_US = 20_000
 """The time over which a share of processors is counted."""
 
@@ -333,7 +332,8 @@ def _unified(folders: Sequence[Path]) -> Path | None:
 def _sweep(parent: Path) -> None:
     for folder in parent.glob(f"{_PREFIX}*"):
         made_by = re.fullmatch(rf"{_PREFIX}(\d+)-\d+", folder.name, re.ASCII)
-        if made_by is not None and not Path("/proc", made_by[1]).exists():
+        # a dead process may have had the number of this one, which has made no group yet
+        if made_by is not None and (made_by[1] == str(os.getpid()) or not Path("/proc", made_by[1]).exists()):
             with suppress(OSError):  # a process is left in it
                 folder.rmdir()
 
