@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import gc
 import io
 import json
 import tempfile
@@ -95,12 +96,14 @@ def test_two_stages_in_processes_are_predicted_and_observed() -> None:
 
 @on_stand_in
 def test_memory_of_the_stand_in_is_not_the_host_s() -> None:
-    """Tensors of 64 MB have memory of their own; what the first operators load is there before, and a few pages of the
-    system's own come and go.
+    """Tensors of 64 MB have memory of their own; what the first such copy loads is there before, and what earlier tests
+    left is gone.
     """
-    assert torch.ones(8, device=NAME).cpu().sum() == 8
+    warm = torch.ones(16 << 20, device=NAME).cpu()
+    del warm
+    gc.collect()
     before = gpu_processes.host_bytes()
     there = torch.ones(16 << 20, device=NAME)
-    assert abs(gpu_processes.host_bytes() - before) < there.nbytes // 8
+    assert abs(gpu_processes.host_bytes() - before) < 1 << 20, there.nbytes
     here = there.cpu()
-    assert abs(gpu_processes.host_bytes() - before - here.nbytes) < here.nbytes // 8
+    assert abs(gpu_processes.host_bytes() - before - here.nbytes) < 1 << 20
