@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -28,6 +29,7 @@ from tests.in_process import make_job, prepared_run, run_workers
 from tests.platforms.aws.conftest import BUCKET, EVERY_S, OFTEN, PLATFORM, STORAGE, keys_in
 from tests.platforms.kept_logs import assert_logs_are_kept, logs_of
 from tests.support.run_keys import NONCE, RUN_KEY
+from tests.support.waiting import wait_until
 
 
 def spec(storage: Storage, loss: Callable[..., Tensor] = torch.nn.functional.cross_entropy) -> WorkerSpec:
@@ -79,14 +81,26 @@ def test_what_lambda_records_of_a_failed_invocation_does_not_tell_the_run_s_key(
     worker = spec(open_storage(STORAGE), small.failing_loss)
     status = ended(platform, platform.invoke(worker))
     assert status.state is State.FAILED
+    record = record_of_failure(cloud)
     objects = {key: body(cloud, key) for key in keys_in(cloud, BUCKET)}
-    (record,) = [json.loads(data) for key, data in objects.items() if key.startswith("aws/lambda/async/")]
     told = record["requestPayload"]
     assert (told["run"], told["stage"]) == (worker.run, worker.stage)
     assert KeyWrap(secret_of(cloud)).unwrap(told["run_key"]) == worker.run_key == RUN_KEY.text
     for text in [*(data.decode("latin-1") for data in objects.values()), *cloud.lines, *reports(platform._account)]:
         assert worker.run_key not in text
         assert secret_of(cloud) not in text
+
+
+def record_of_failure(cloud: AwsCloud) -> dict[str, Any]:
+    """What Lambda records of the one event that has failed, a while after it logs that the function has ended."""
+    wait_until(lambda: records_in(cloud))
+    (key,) = records_in(cloud)
+    found: dict[str, Any] = json.loads(body(cloud, key))
+    return found
+
+
+def records_in(cloud: AwsCloud) -> list[str]:
+    return [key for key in keys_in(cloud, BUCKET) if key.startswith("aws/lambda/async/")]
 
 
 def body(cloud: AwsCloud, key: str) -> bytes:

@@ -24,6 +24,7 @@ from tests.cloud_emulation.aws import AwsCloud
 from tests.e2e import small
 from tests.platforms.aws.conftest import OFTEN, PLATFORM, STORAGE
 from tests.platforms.hand_over import LOOK_S, SHORT, assert_handed_over, long_job
+from tests.support.waiting import wait_until
 
 ROOT = Path(__file__).parents[3]
 
@@ -59,6 +60,6 @@ def test_a_run_without_its_client_is_watched_stopped_and_removed(
     stopped = said("stop")
     assert stopped["halt"] == "it was stopped"
     assert [worker["outcome"] for worker in stopped["workers"]] == ["halted"]
-    assert not any(environment.busy for environment in cloud.environments)
+    wait_until(lambda: not any(environment.busy for environment in cloud.environments))  # all have said their last word
     assert storage.list("left/")
     assert said("clean")["objects"] > 0

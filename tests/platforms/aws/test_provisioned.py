@@ -23,7 +23,7 @@ from tests.cloud_emulation.aws import AwsCloud
 from tests.e2e import small
 from tests.in_process import make_job, run_workers
 from tests.platforms.aws.conftest import PLATFORM, STORAGE
-from tests.platforms.aws.test_functions import ended, spec, two_steps
+from tests.platforms.aws.test_functions import ended, record_of_failure, spec, two_steps
 
 Loss = Callable[[Any, Any], torch.Tensor]
 KEY = "funcpipe-1024", ALIAS
@@ -140,8 +140,10 @@ def test_more_than_the_account_has_is_refused_and_nothing_is_kept(platform: AwsP
 
 
 def test_an_event_that_fails_there_is_not_tried_again_and_is_recorded(kept: AwsPlatform, cloud: AwsCloud) -> None:
-    status = ended(kept, kept.invoke(spec(open_storage(STORAGE), small.failing_loss)))
+    handle = kept.invoke(spec(open_storage(STORAGE), small.failing_loss))
+    status = ended(kept, handle)
     assert (status.state, status.cause) == (State.FAILED, Cause.CRASHED)
+    assert record_of_failure(cloud)["requestContext"]["requestId"] == handle.name.split("/")[1]
     assert len(cloud.environments) == 1
 
 
