@@ -121,7 +121,8 @@ def test_the_first_invocation_of_an_environment_on_lambda_is_billed_for_its_star
     for _ in range(2):
         entry_aws.handler({"format": "x"}, LambdaContext())
     assert [invoked.init_s for invoked in seen] == [2.5, 0.0]
-    assert seen[0].billed_s >= 2.5 + time.monotonic() - seen[0].at_s - 0.1
+    now_s = time.monotonic()
+    assert seen[0].billed_s >= 2.5 + now_s - seen[0].at_s - 1e-6  # of rounding
 
 
 def test_an_environment_is_loaded_before_its_first_function_or_as_far_as_there_is_time(
