@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import count, islice
 from typing import Any
 
 from funcpipe.core import (
@@ -23,6 +24,7 @@ from funcpipe.model.graph.isolation import in_turn
 from funcpipe.neighbours.parameter_server.function_worker import run_function
 from funcpipe.platforms.base import Cause, Handle, Invoked, PlainKeys, Platform, RequestMeter, State, Status, Storage
 from funcpipe.platforms.wrappers import Counted, Retried
+from funcpipe.runstate.keys import Keys
 from funcpipe.testing.faults import FunctionFaults, FunctionStorage
 from funcpipe.training.passes import Passes
 from funcpipe.worker.attempt import run_attempt
@@ -65,8 +67,8 @@ class ThreadPlatform(PlainKeys):
         self._faults_of = faults_of
         self._lost = lost
         self._doubled = doubled
-        self._next_number, self._lock = 0, threading.Lock()
-        self._first_numbers: dict[str, int] = {}
+        self._numbers, self._lock = count(), threading.Lock()
+        self._first_numbers: dict[Keys, dict[int, int]] = {}
         self._functions: dict[str, _Function] = {}
 
     def check(self, plan: Plan, *, run_s: float | None = None) -> None:
@@ -132,14 +134,12 @@ class ThreadPlatform(PlainKeys):
     def _number(self, worker: _Spec) -> int:
         with self._lock:
             if isinstance(worker, WorkerSpec) and worker.attempt == 0:
-                if worker.nonce not in self._first_numbers:
-                    self._first_numbers[worker.nonce] = self._next_number
-                    self._next_number += worker.plan.workers
-                number = self._first_numbers[worker.nonce] + worker.stage * worker.plan.replicas + worker.replica
-                if f"function {number}" not in self._functions:
-                    return number
-            self._next_number += 1
-            return self._next_number - 1
+                generation = Keys.of(worker)  # other runs may have its nonce
+                if generation not in self._first_numbers:
+                    self._first_numbers[generation] = dict(enumerate(islice(self._numbers, worker.plan.workers)))
+                left, place = self._first_numbers[generation], worker.stage * worker.plan.replicas + worker.replica
+                return left.pop(place) if place in left else next(self._numbers)
+            return next(self._numbers)
 
     def _start(self, worker: _Spec, function: _Function, name: str, *, lost: bool = False) -> Handle:
         spec: _Spec = from_text(type(worker), to_text(worker), source="the invocation payload")

@@ -5,6 +5,7 @@ import math
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from typing import cast
 
 import pytest
@@ -119,7 +120,7 @@ def left_to_its_end(storage: MemoryStorage, functions: Counting) -> Keys:
     for name in objects.list(""):
         storage.put(name, objects.get(name))
     functions._functions.update(platform._functions)
-    functions._next_number = platform.invoked
+    functions._numbers = count(platform.invoked)
     functions.invoked = platform.invoked
     (keys,) = list_generations(storage, RUN)
     if KeyFolder().find(keys) is None:  # it went with the result of another test
