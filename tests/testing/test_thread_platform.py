@@ -1,4 +1,4 @@
-"""Functions that are threads have numbers of their own, whoever starts them."""
+"""Each function that is a thread has a number of its own."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -21,10 +21,10 @@ from tests.support.waiting import LONG_S
 
 
 class StartsAtOnce(ThreadPlatform):
-    """Each function has its number before any of `count` begins."""
+    """Numbers all of `count` functions before it starts any; then it loses them, as they need not run."""
 
     def __init__(self, storage: MemoryStorage, count: int) -> None:
-        super().__init__(load_spec("local"), storage)
+        super().__init__(load_spec("local"), storage, lost=frozenset(range(count)))
         self._numbered = threading.Barrier(count, timeout=LONG_S)
 
     def _start(self, *worker: Any, **options: Any) -> Handle:
@@ -44,7 +44,4 @@ def test_functions_of_runs_that_share_a_key_and_start_at_once_are_told_apart() -
     platform = StartsAtOnce(storage, len(specs))
     with ThreadPoolExecutor(len(specs)) as starts:
         names = [handle.name for handle in starts.map(platform.invoke, specs)]
-    try:
-        assert sorted(names) == [f"function {number}" for number in range(4)]
-    finally:
-        platform.stop_all()
+    assert sorted(names) == [f"function {number}" for number in range(4)]

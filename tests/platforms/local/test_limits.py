@@ -84,7 +84,7 @@ def run(entry: Callable[[str], None], limits: PlatformSpec, folder: Path) -> Sta
 @pytest.fixture(autouse=True)
 def nothing_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    before = groups_left()  # by processes that were killed, where nobody here may look for them
+    before = groups_left()  # an earlier session's, in a part of the hierarchy that is not swept
     yield
     assert list(tmp_path.glob("funcpipe-*")) == []
     wait_until(lambda: groups_left() <= before)  # other tests of this machine may be about to remove theirs
