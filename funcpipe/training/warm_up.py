@@ -30,6 +30,7 @@ def warm_up(stage: StageModule, signature: Signature, *, seed: int, device: Devi
     Parameters, gradients, buffers and generators are as before. Code of the user's may do more than compute, so it is
     not run: returns False for a stage that has any, and for one that cannot be run on zeros.
     """
+    torch.get_num_threads()  # makes torch apply its number of threads to this thread too
     checks = signature.checks
     if checks is None or not _is_plain(stage):
         return False
@@ -40,8 +41,7 @@ def warm_up(stage: StageModule, signature: Signature, *, seed: int, device: Devi
     with in_turn(), preserve_state(stage), preserve_gradients(stage), torch.enable_grad():
         try:
             sent, output = stage(device.to_device(values), (seed, 0, 0))
-            ends = [end for end in (*sent.values(), *flatten(output)[0]) if isinstance(end, Tensor)]
-            roots = [end for end in ends if end.requires_grad]
+            roots = [x for x in (*sent.values(), *flatten(output)[0]) if isinstance(x, Tensor) and x.requires_grad]
             torch.autograd.backward(roots, [torch.zeros_like(root) for root in roots])
         except Exception as error:  # noqa: BLE001 - zeros may be no input; the first step then finds nothing loaded
             _log.info("the stage is not warmed up: %s", error)

@@ -1,6 +1,8 @@
 """A warm-up leaves no trace, and runs no code of a user's; a stage that is loaded before is the one that is read."""
 
-from collections.abc import Callable
+import ctypes
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -14,9 +16,11 @@ from funcpipe.core.start import StartPart
 from funcpipe.model.draws import generator_states
 from funcpipe.model.graph import trace
 from funcpipe.model.split import split
+from funcpipe.model.tensors import one_thread
 from funcpipe.platforms.base import Invoked, Storage
 from funcpipe.runstate.keys import Keys
 from funcpipe.testing.memory_storage import MemoryStorage
+from funcpipe.training.device import Device
 from funcpipe.training.stage_job import LoadedStage, load_bundle
 from funcpipe.training.warm_up import warm_up
 from tests.e2e import small
@@ -45,6 +49,22 @@ def test_a_warm_up_leaves_stages_and_generators_as_they_were() -> None:
         assert all(parameter.grad is None for parameter in stage.parameters())
         assert generator_states() == drawn
     assert calls == []
+
+
+def test_a_thread_that_warms_up_computes_with_as_many_threads_as_torch_was_told() -> None:
+    """OpenMP gives each new thread one for each processor; only the operators of torch that ask tell it otherwise."""
+    graph, found = trace(nn.Linear(8, 3), (torch.rand(4, 8),)), list[int]()
+
+    class Asked(Device):
+        def to_device(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+            found.append(ctypes.CDLL(None).omp_get_max_threads())
+            return super().to_device(tensors)
+
+    with one_thread(), ThreadPoolExecutor(1) as threads:
+        (stage,) = split(graph, [(0, 1)])
+        asked = Asked(torch.device("cpu"))
+        assert threads.submit(warm_up, stage, graph.signature, seed=0, device=asked).result()
+    assert found == [1]
 
 
 class Counting(nn.Module):
