@@ -129,9 +129,9 @@ def _of_plan(chosen: Plan) -> list[tuple[str, str]]:
         facts.append(("loss", f"computed for {chosen.loss_of}, once all forwards are done{exchanged}"))
     if solver is not None:
         if solver.simulated_s is not None:
-            off = "" if estimate is None else f" ({solver.simulated_s / estimate.iteration_s - 1:+.1%})"
+            by = f" ({solver.simulated_s / estimate.iteration_s - 1:+.1%})" if estimate and estimate.iteration_s else ""
             taken = (
-                f"iteration {number_text(solver.simulated_s, 3)} s{off}, ${number_text(solver.simulated_usd or 0.0, 6)}"
+                f"iteration {number_text(solver.simulated_s, 3)} s{by}, ${number_text(solver.simulated_usd or 0.0, 6)}"
             )
             facts.append(("simulated", f"{taken}; the best of {solver.simulated_plans} plans that were simulated"))
         among = "" if solver.merged_layers is None else f" over {solver.merged_layers} merged layers"

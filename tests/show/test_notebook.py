@@ -6,19 +6,27 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 
 from funcpipe.core import (
     CostItem,
+    Estimate,
     Event,
     JobSpec,
+    Optimality,
+    Plan,
     Provision,
     ProvisionTable,
     Refusal,
     Rented,
     Resource,
+    ScheduleKind,
+    SolverReport,
     Source,
+    Stage,
+    Sync,
     Trace,
+    Wire,
     read,
     write,
 )
@@ -90,6 +98,38 @@ def tags(page: ElementTree.Element, name: str) -> list[ElementTree.Element]:
 
 
 @given(plans())
+@example(
+    Plan(
+        global_batch=1,
+        micro_batch=1,
+        replicas=1,
+        schedule=ScheduleKind.GPIPE,
+        sync=Sync.PIPELINED,
+        wire=Wire.FP32,
+        stages=(Stage(first=0, stop=1, size="1769MB", memory_mb=1769),),
+        estimate=Estimate(
+            iteration_s=0.0,
+            cost_usd=0.0,
+            compute_usd=0.0,
+            request_usd=0.0,
+            peak_memory_bytes=0,
+            puts=0,
+            gets=0,
+            bottleneck="compute",
+            stages=(),
+        ),
+        solver=SolverReport(
+            name="exact",
+            status=Optimality.OPTIMAL,
+            objective=0.0,
+            gap=None,
+            solve_s=0.0,
+            bound=None,
+            simulated_plans=1,
+            simulated_s=0.0,
+        ),
+    )
+)
 @at_most(20)
 def test_a_plan_is_a_few_lines_and_a_table_of_its_stages(plan: Any) -> None:
     assert repr(plan).startswith("Plan of ")
