@@ -52,7 +52,7 @@ def test_a_warm_up_leaves_stages_and_generators_as_they_were() -> None:
 
 
 def test_a_thread_that_warms_up_computes_with_as_many_threads_as_torch_was_told() -> None:
-    """OpenMP gives each new thread one for each processor; only the operators of torch that ask tell it otherwise."""
+    """OpenMP lets each new thread compute with all processors, until torch tells it otherwise."""
     graph, found = trace(nn.Linear(8, 3), (torch.rand(4, 8),)), list[int]()
 
     class Asked(Device):
